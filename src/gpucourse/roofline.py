@@ -1,0 +1,913 @@
+"""The roofline bound: no faster than the arithmetic, no faster than the bytes.
+
+`Work` counts what an operation must do, `Roofline` holds what a device can do, and the larger of the two
+times is the least that the operation can take. The arithmetic needs no torch; only `measure_roofline` does.
+
+>>> roof = Roofline(peak_flops=989e12, bandwidth=4.8e12)
+>>> add = elementwise_work(2**24, reads=(4, 4), writes=(4,), flops_per_element=1)
+>>> roof.least_time(add).bound, round(roof.least_time(add).time_ms * 1e3, 1)
+('memory', 41.9)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "LeastTime",
+    "MeasuredRoofline",
+    "Roofline",
+    "RooflineInputError",
+    "RooflineInputs",
+    "Step",
+    "Work",
+    "compute_c12",
+    "elementwise_work",
+    "is_finite",
+    "layer_norm_backward_work",
+    "layer_norm_steps",
+    "layer_norm_work",
+    "linear_backward_work",
+    "matmul_work",
+    "measure_roofline",
+    "softmax_backward_work",
+    "softmax_steps",
+    "softmax_work",
+    "validate_shapes_and_units",
+]
+
+Bound: TypeAlias = Literal["memory", "compute"]
+Numbers: TypeAlias = "float | NDArray[np.float64]"
+
+
+class RooflineInputError(ValueError):
+    """A quantity of the roofline is missing or makes no sense; `symbol` names it and the message says why."""
+
+    def __init__(self, symbol: str, problem: str) -> None:
+        super().__init__(f"{symbol}: {problem}")
+        self.symbol = symbol
+
+
+# --- from quantities with units to plain numbers ------------------------------------------------------------
+
+_SYMBOLS = {
+    # symbol: (what it is, SI unit here, an example, must be positive rather than at least 0)
+    "P_peak": ("peak arithmetic rate", "FLOP/s", 'ureg.Quantity(989, "TFLOP/s")', True),
+    "I": ("arithmetic intensity", "FLOP/byte", 'ureg.Quantity(85, "FLOP/byte")', False),
+    "B_mem": ("memory bandwidth", "byte/s", 'ureg.Quantity(4800, "GB/s")', True),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RooflineInputs:
+    """Checked inputs of the bound, in SI units; made by `validate_shapes_and_units`.
+
+    Attributes
+    ----------
+    peak_flops
+        P_peak in flop/s: a float or an array.
+    intensity
+        I in flop/byte: a float or an array.
+    bandwidth
+        B_mem in bytes/s: a float or an array. Arrays among the three have one and the same shape.
+    """
+
+    peak_flops: Numbers
+    intensity: Numbers
+    bandwidth: Numbers
+
+
+def validate_shapes_and_units(batch: Mapping[str, Any]) -> RooflineInputs:
+    """Check the three quantities of the bound and strip their units.
+
+    Parameters
+    ----------
+    batch
+        Maps ``"P_peak"``, ``"I"`` and ``"B_mem"`` to quantities of `gpucourse.units.ureg`: scalars or
+        arrays. A scalar goes with any shape; two arrays must have the same shape.
+
+    Returns
+    -------
+    RooflineInputs
+        The same values in flop/s, flop/byte and bytes/s.
+
+    Raises
+    ------
+    RooflineInputError
+        A symbol is missing or unknown, has no unit or one of another dimension, holds something that is not
+        a finite real number, is not positive (I may be 0, a plain copy), or its shape disagrees with another.
+
+    Examples
+    --------
+    >>> from gpucourse.units import ureg
+    >>> inputs = validate_shapes_and_units({
+    ...     "P_peak": ureg.Quantity(989, "TFLOP/s"),
+    ...     "I": ureg.Quantity([0, 85, 1000], "FLOP/byte"),
+    ...     "B_mem": ureg.Quantity(4800, "GB/s"),
+    ... })
+    >>> (compute_c12(inputs) / 1e12).tolist()
+    [0.0, 408.0, 989.0]
+    """
+    if not isinstance(batch, Mapping):
+        raise TypeError(f"batch is a {type(batch).__name__}; wanted a mapping of {', '.join(_SYMBOLS)}")
+    for symbol in batch:
+        if symbol not in _SYMBOLS:
+            raise RooflineInputError(
+                str(symbol), f"not a symbol of the bound; it takes {', '.join(_SYMBOLS)}"
+            )
+    values: dict[str, Numbers] = {}
+    for symbol in _SYMBOLS:
+        if symbol not in batch:
+            _, _, example, _ = _SYMBOLS[symbol]
+            raise RooflineInputError(symbol, f"missing; give it as a quantity, such as {example}")
+        values[symbol] = _checked(symbol, batch[symbol])
+    _check_shapes(values)
+    return RooflineInputs(peak_flops=values["P_peak"], intensity=values["I"], bandwidth=values["B_mem"])
+
+
+def _checked(symbol: str, quantity: Any) -> Numbers:
+    import pint
+
+    from gpucourse.units import ureg
+
+    meaning, unit, example, positive = _SYMBOLS[symbol]
+    if not isinstance(quantity, pint.Quantity):
+        raise RooflineInputError(
+            symbol, f"{_short(quantity)} has no unit; wanted the {meaning} as a quantity, such as {example}"
+        )
+    if quantity._REGISTRY is not ureg:
+        raise RooflineInputError(
+            symbol, "its unit comes from another registry; make the quantity with gpucourse.units.ureg"
+        )
+    if not quantity.is_compatible_with(unit):
+        raise RooflineInputError(
+            symbol,
+            f"{quantity.units} is not a unit of {meaning}; that is measured in {unit}, such as {example}",
+        )
+    raw = np.asarray(quantity.magnitude)
+    if raw.dtype.kind not in "iuf":
+        raise RooflineInputError(symbol, f"its magnitude is {raw.dtype}, not real numbers")
+    si = np.asarray(ureg.Quantity(raw.astype(np.float64), quantity.units).to(unit).magnitude)
+    if not np.isfinite(si).all():
+        raise RooflineInputError(symbol, f"{_first(raw, ~np.isfinite(si))} is not a finite number")
+    wrong = si <= 0 if positive else si < 0
+    if wrong.any():
+        least = "must be positive" if positive else "must not be negative (0 is a plain copy)"
+        raise RooflineInputError(symbol, f"{_first(raw, wrong)} {quantity.units}: a {meaning} {least}")
+    return float(si) if si.ndim == 0 else si
+
+
+def _check_shapes(values: Mapping[str, Numbers]) -> None:
+    shapes = {symbol: np.shape(value) for symbol, value in values.items() if np.ndim(value)}
+    first, *others = shapes or [""]
+    for symbol in others:
+        if shapes[symbol] != shapes[first]:
+            raise RooflineInputError(
+                symbol,
+                f"shape {shapes[symbol]} disagrees with {first} of shape {shapes[first]}; arrays must have "
+                "the same shape, a scalar goes with any",
+            )
+
+
+def _first(values: NDArray[Any], where: NDArray[np.bool_]) -> str:
+    return repr(values[where].flat[0].item() if values.ndim else values.item())
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def compute_c12(inputs: RooflineInputs) -> Numbers:
+    """Attainable rate of arithmetic, min(P_peak, I · B_mem).
+
+    Parameters
+    ----------
+    inputs
+        What `validate_shapes_and_units` returned.
+
+    Returns
+    -------
+    float or numpy.ndarray
+        In flop/s, of the shape that the inputs share.
+
+    Raises
+    ------
+    TypeError
+        `inputs` was not checked first.
+
+    Examples
+    --------
+    >>> compute_c12(RooflineInputs(peak_flops=100.0, intensity=2.0, bandwidth=30.0))
+    60.0
+    """
+    if not isinstance(inputs, RooflineInputs):
+        raise TypeError(
+            f"compute_c12 takes RooflineInputs, not {type(inputs).__name__}; "
+            "call validate_shapes_and_units first"
+        )
+    return _attainable(inputs.peak_flops, inputs.intensity, inputs.bandwidth)
+
+
+def _attainable(peak: Numbers, intensity: Numbers, bandwidth: Numbers) -> Numbers:
+    # An intensity so large that the product overflows is far beyond the ridge: the minimum is the peak.
+    with np.errstate(over="ignore"):
+        rate = np.minimum(peak, np.multiply(intensity, bandwidth))
+    return float(rate) if np.ndim(rate) == 0 else np.asarray(rate)
+
+
+def is_finite(value: Any) -> bool:
+    """Whether every number in `value` is finite.
+
+    Parameters
+    ----------
+    value
+        A number, an array, or a quantity of either.
+
+    Raises
+    ------
+    TypeError
+        `value` does not hold real numbers.
+
+    Examples
+    --------
+    >>> is_finite(60.0), is_finite(np.array([1.0, np.nan]))
+    (True, False)
+    """
+    array = np.asarray(getattr(value, "magnitude", value))
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"is_finite takes real numbers, not {_short(value)}")
+    return bool(np.isfinite(array).all())
+
+
+# --- what an operation must do ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What an operation must do at the least: arithmetic and bytes to and from device memory.
+
+    Works add up (operations one after the other), and a whole number times a work is that many of it.
+
+    Attributes
+    ----------
+    flops
+        Floating-point operations; a multiply and an add are two.
+    bytes
+        Bytes read from plus bytes written to device memory.
+    convention
+        What was counted and what was left out, in words.
+
+    Raises
+    ------
+    ValueError
+        An amount is negative or not finite, or both are 0.
+
+    Examples
+    --------
+    >>> Work(flops=2, bytes=8).intensity
+    0.25
+    >>> 3 * Work(flops=2, bytes=8) + Work(flops=1, bytes=0)
+    Work(flops=7, bytes=24, convention='')
+    """
+
+    flops: float
+    bytes: float
+    convention: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "bytes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+                raise TypeError(f"Work: {name} must be a number, not {_short(value)}")
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"Work: {name} is {value}; wanted a finite amount, 0 or more")
+        if self.flops == 0 and self.bytes == 0:
+            raise ValueError(
+                "Work: neither arithmetic nor bytes; an operation that does nothing has no bound"
+            )
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity in flop/byte; infinite where no byte moves."""
+        return self.flops / self.bytes if self.bytes else math.inf
+
+    def __add__(self, other: Work) -> Work:
+        if not isinstance(other, Work):
+            return NotImplemented
+        both = (
+            [self.convention] if other.convention == self.convention else [self.convention, other.convention]
+        )
+        return Work(
+            flops=self.flops + other.flops,
+            bytes=self.bytes + other.bytes,
+            convention="; ".join(text for text in both if text),
+        )
+
+    def __rmul__(self, times: int) -> Work:
+        if isinstance(times, bool) or not isinstance(times, int):
+            return NotImplemented
+        return Work(flops=times * self.flops, bytes=times * self.bytes, convention=self.convention)
+
+    __mul__ = __rmul__
+
+    def as_dict(self) -> dict[str, float | str]:
+        """Plain data, for a recording."""
+        return {"flops": self.flops, "bytes": self.bytes, "convention": self.convention}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One kernel of a chain: what it reads, what it writes.
+
+    Attributes
+    ----------
+    name
+        What the kernel computes.
+    reads_bytes
+        Bytes that it must read.
+    writes_bytes
+        Bytes that it must write.
+    flops
+        Its arithmetic.
+    """
+
+    name: str
+    reads_bytes: int
+    writes_bytes: int
+    flops: int
+
+    @property
+    def work(self) -> Work:
+        """Arithmetic and bytes of this kernel alone."""
+        return Work(flops=self.flops, bytes=self.reads_bytes + self.writes_bytes, convention=_ELEMENTWISE)
+
+
+_ELEMENTWISE = "each array read or written once; add, multiply, divide, compare, exp and root count one each"
+_PRODUCT = "multiply and add count two; each matrix moved once"
+
+
+def _sizes(**values: int) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise TypeError(f"{name} must be a whole number, not {_short(value)}")
+        if value < 1:
+            raise ValueError(f"{name} is {value}; wanted 1 or more")
+
+
+def matmul_work(m: int, n: int, k: int, itemsize: int, *, out_itemsize: int | None = None) -> Work:
+    """Work of an (m, k) by (k, n) matrix product.
+
+    Counting rule: each of the m·n results takes k multiplies and k adds, so 2·m·n·k; each input matrix is
+    read once and the result written once. Tiles read again because a multiprocessor cannot hold the whole
+    matrix are not counted: a real product moves at least this much.
+
+    Parameters
+    ----------
+    m, n, k
+        Rows of the result, columns of the result, and the length that is summed over.
+    itemsize
+        Bytes an element of the inputs.
+    out_itemsize
+        Bytes an element of the result; `itemsize` by default.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A size is not a whole number or is below 1.
+
+    Examples
+    --------
+    >>> work = matmul_work(4096, 4096, 4096, 2)
+    >>> work.flops, work.bytes, round(work.intensity, 1)
+    (137438953472, 100663296, 1365.3)
+    """
+    out = itemsize if out_itemsize is None else out_itemsize
+    _sizes(m=m, n=n, k=k, itemsize=itemsize, out_itemsize=out)
+    return Work(flops=2 * m * n * k, bytes=(m * k + k * n) * itemsize + m * n * out, convention=_PRODUCT)
+
+
+def linear_backward_work(tokens: int, inputs: int, outputs: int, itemsize: int) -> Work:
+    """Work of the backward pass of Y = X W: dX = dY Wᵀ and dW = Xᵀ dY.
+
+    Counting rule: two products with the arithmetic of the forward pass each; each product reads its two
+    matrices and writes its result once (dY is read by both).
+
+    Parameters
+    ----------
+    tokens, inputs, outputs
+        X is (tokens, inputs), W is (inputs, outputs), dY is (tokens, outputs).
+    itemsize
+        Bytes an element.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A size is not a whole number or is below 1.
+
+    Examples
+    --------
+    >>> forward = matmul_work(16384, 3072, 768, 2)
+    >>> linear_backward_work(16384, 768, 3072, 2).flops / forward.flops
+    2.0
+    """
+    d_input = matmul_work(tokens, inputs, outputs, itemsize)
+    d_weight = matmul_work(inputs, outputs, tokens, itemsize)
+    return d_input + d_weight
+
+
+def elementwise_work(
+    n: int, *, reads: Sequence[int], writes: Sequence[int], flops_per_element: int = 1
+) -> Work:
+    """Work of an operation that treats n elements one by one.
+
+    Counting rule: each operand is read once, each result written once; a broadcast operand should not be
+    listed among `reads`, since it is far smaller than n elements.
+
+    Parameters
+    ----------
+    n
+        Elements.
+    reads, writes
+        Bytes an element of each operand and of each result: ``reads=(4, 4), writes=(4,)`` for x + y in fp32.
+    flops_per_element
+        Operations an element; 0 for a copy or a cast.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A size is not a whole number or is below 1, or nothing is read or written.
+
+    Examples
+    --------
+    >>> elementwise_work(2**20, reads=(4, 4), writes=(4,)).bytes
+    12582912
+    """
+    _sizes(n=n, **{f"reads[{i}]": size for i, size in enumerate(reads)})
+    _sizes(**{f"writes[{i}]": size for i, size in enumerate(writes)})
+    return Work(flops=n * flops_per_element, bytes=n * (sum(reads) + sum(writes)), convention=_ELEMENTWISE)
+
+
+def layer_norm_work(
+    rows: int, columns: int, itemsize: int, *, param_itemsize: int | None = None, stats: bool = False
+) -> Work:
+    """Work of layer normalization in one fused kernel.
+
+    Counting rule: x read once, y written once, scale and shift (`columns` elements each) read once; with
+    `stats` the mean and the inverse deviation of each row (fp32), which a training step keeps, written once.
+    Seven operations an element (two sums, subtract, square, three to apply), four a row.
+
+    Parameters
+    ----------
+    rows, columns
+        x is (rows, columns); each row is normalized.
+    itemsize
+        Bytes an element of x and y.
+    param_itemsize
+        Bytes an element of scale and shift; `itemsize` by default.
+    stats
+        Whether the two numbers a row are written out for the backward pass.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A size is not a whole number or is below 1.
+
+    Examples
+    --------
+    >>> layer_norm_work(32768, 768, 4).bytes
+    201332736
+    """
+    param = itemsize if param_itemsize is None else param_itemsize
+    _sizes(rows=rows, columns=columns, itemsize=itemsize, param_itemsize=param)
+    moved = 2 * rows * columns * itemsize + 2 * columns * param + (8 * rows if stats else 0)
+    return Work(flops=rows * (7 * columns + 4), bytes=moved, convention=_ELEMENTWISE)
+
+
+def layer_norm_steps(rows: int, columns: int, itemsize: int) -> tuple[Step, ...]:
+    """Layer normalization as eight kernels, one an expression, as unfused torch runs it.
+
+    Counting rule: a kernel reads each of its operands once and writes its result once, vectors of one
+    number a row (mean, variance, inverse deviation) and one a column (scale, shift) included.
+
+    Parameters
+    ----------
+    rows, columns
+        x is (rows, columns).
+    itemsize
+        Bytes an element, of every array.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A size is not a whole number or is below 1.
+
+    Examples
+    --------
+    >>> sum(s.reads_bytes + s.writes_bytes for s in layer_norm_steps(1000, 100, 4)) / (1000 * 100 * 4)
+    12.062
+    """
+    _sizes(rows=rows, columns=columns, itemsize=itemsize)
+    x, row, column = rows * columns * itemsize, rows * itemsize, columns * itemsize
+    n = rows * columns
+
+    def step(name: str, reads: int, writes: int, flops: int) -> Step:
+        return Step(name=name, reads_bytes=reads, writes_bytes=writes, flops=flops)
+
+    return (
+        step("mean of x", x, row, n),
+        step("d = x − mean", x + row, x, n),
+        step("s = d · d", x, x, n),
+        step("mean of s", x, row, n),
+        step("r = 1 / √(var + ε)", row, row, 2 * rows),
+        step("h = d · r", x + row, x, n),
+        step("g = h · scale", x + column, x, n),
+        step("y = g + shift", x + column, x, n),
+    )
+
+
+def layer_norm_backward_work(rows: int, columns: int, itemsize: int) -> Work:
+    """Work of the backward pass of layer normalization, fused as far as it can be.
+
+    Counting rule: dy and x read once, mean and inverse deviation (fp32) and scale read, dx written, the
+    gradients of scale and shift written. Fourteen operations an element. Real implementations read dy and x
+    twice, once for dx and once for the two column sums.
+
+    Parameters
+    ----------
+    rows, columns
+        x is (rows, columns).
+    itemsize
+        Bytes an element.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A size is not a whole number or is below 1.
+
+    Examples
+    --------
+    >>> layer_norm_backward_work(32768, 768, 4).bytes / layer_norm_work(32768, 768, 4).bytes
+    1.501...
+    """
+    _sizes(rows=rows, columns=columns, itemsize=itemsize)
+    moved = 3 * rows * columns * itemsize + 8 * rows + 3 * columns * itemsize
+    return Work(flops=14 * rows * columns, bytes=moved, convention=_ELEMENTWISE)
+
+
+def softmax_work(rows: int, columns: int, itemsize: int, *, out_itemsize: int | None = None) -> Work:
+    """Work of a softmax over each row in one fused kernel.
+
+    Counting rule: x read once, y written once. Five operations an element: maximum, subtract, exp, sum and
+    divide.
+
+    Parameters
+    ----------
+    rows, columns
+        x is (rows, columns).
+    itemsize
+        Bytes an element of x.
+    out_itemsize
+        Bytes an element of y; `itemsize` by default.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A size is not a whole number or is below 1.
+
+    Examples
+    --------
+    >>> softmax_work(1024, 1024, 4).intensity
+    0.625
+    """
+    out = itemsize if out_itemsize is None else out_itemsize
+    _sizes(rows=rows, columns=columns, itemsize=itemsize, out_itemsize=out)
+    n = rows * columns
+    return Work(flops=5 * n, bytes=n * (itemsize + out), convention=_ELEMENTWISE)
+
+
+def softmax_steps(rows: int, columns: int, itemsize: int) -> tuple[Step, ...]:
+    """Softmax as five kernels, one an expression, as unfused torch runs it.
+
+    Counting rule: as in `layer_norm_steps`.
+
+    Parameters
+    ----------
+    rows, columns
+        x is (rows, columns).
+    itemsize
+        Bytes an element, of every array.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A size is not a whole number or is below 1.
+
+    Examples
+    --------
+    >>> sum(s.reads_bytes + s.writes_bytes for s in softmax_steps(1000, 100, 4)) / (1000 * 100 * 4)
+    8.04
+    """
+    _sizes(rows=rows, columns=columns, itemsize=itemsize)
+    x, row, n = rows * columns * itemsize, rows * itemsize, rows * columns
+    return (
+        Step(name="maximum of x", reads_bytes=x, writes_bytes=row, flops=n),
+        Step(name="d = x − maximum", reads_bytes=x + row, writes_bytes=x, flops=n),
+        Step(name="e = exp(d)", reads_bytes=x, writes_bytes=x, flops=n),
+        Step(name="sum of e", reads_bytes=x, writes_bytes=row, flops=n),
+        Step(name="y = e / sum", reads_bytes=x + row, writes_bytes=x, flops=n),
+    )
+
+
+def softmax_backward_work(rows: int, columns: int, itemsize: int) -> Work:
+    """Work of the backward pass of softmax, dx = y · (dy − Σ y·dy), in one fused kernel.
+
+    Counting rule: y and dy read once, dx written once; four operations an element.
+
+    Parameters
+    ----------
+    rows, columns
+        x is (rows, columns).
+    itemsize
+        Bytes an element.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A size is not a whole number or is below 1.
+
+    Examples
+    --------
+    >>> softmax_backward_work(8, 8, 4).bytes / softmax_work(8, 8, 4).bytes
+    1.5
+    """
+    _sizes(rows=rows, columns=columns, itemsize=itemsize)
+    n = rows * columns
+    return Work(flops=4 * n, bytes=3 * n * itemsize, convention=_ELEMENTWISE)
+
+
+# --- what a device can do -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeastTime:
+    """The least time that a device needs for a work, and which ceiling sets it.
+
+    Attributes
+    ----------
+    arithmetic_ms
+        Time of the arithmetic at the peak rate.
+    bytes_ms
+        Time of the bytes at full bandwidth.
+    """
+
+    arithmetic_ms: float
+    bytes_ms: float
+
+    @property
+    def time_ms(self) -> float:
+        """The larger of the two: both go on at once, and the operation waits for the slower."""
+        return max(self.arithmetic_ms, self.bytes_ms)
+
+    @property
+    def bound(self) -> Bound:
+        """Say "memory" where the bytes take longer, else "compute" (exactly at the ridge, too)."""
+        return "memory" if self.bytes_ms > self.arithmetic_ms else "compute"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """Two ceilings of a device for one precision.
+
+    Attributes
+    ----------
+    peak_flops
+        Dense arithmetic of the precision in flop/s.
+    bandwidth
+        Bytes to and from device memory, reads and writes together, in bytes/s.
+
+    Raises
+    ------
+    RooflineInputError
+        A ceiling is not a positive finite number.
+
+    Examples
+    --------
+    >>> roof = Roofline(peak_flops=67e12, bandwidth=4.8e12)
+    >>> round(roof.ridge, 2), roof.attainable(5), roof.bound(5)
+    (13.96, 24000000000000.0, 'memory')
+    """
+
+    peak_flops: float
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        for name in ("peak_flops", "bandwidth"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+                raise RooflineInputError(
+                    name, f"{_short(value)} is not a plain number; quantities go to validate_shapes_and_units"
+                )
+            if not math.isfinite(value) or value <= 0:
+                raise RooflineInputError(name, f"{value} is not a positive finite number")
+
+    @property
+    def ridge(self) -> float:
+        """Intensity in flop/byte at which the two ceilings meet."""
+        return self.peak_flops / self.bandwidth
+
+    @overload
+    def attainable(self, intensity: float) -> float: ...
+    @overload
+    def attainable(self, intensity: NDArray[Any] | Sequence[float]) -> NDArray[np.float64]: ...
+    def attainable(self, intensity: Any) -> Any:
+        """Highest rate of arithmetic at an intensity.
+
+        Parameters
+        ----------
+        intensity
+            In flop/byte; a number or an array.
+
+        Returns
+        -------
+        float or numpy.ndarray
+            min(peak, intensity · bandwidth) in flop/s.
+
+        Raises
+        ------
+        RooflineInputError
+            The intensity is negative or not finite.
+        """
+        return _attainable(self.peak_flops, _intensity(intensity), self.bandwidth)
+
+    @overload
+    def bound(self, intensity: float) -> Bound: ...
+    @overload
+    def bound(self, intensity: NDArray[Any] | Sequence[float]) -> NDArray[np.str_]: ...
+    def bound(self, intensity: Any) -> Any:
+        """Which ceiling limits an operation of this intensity.
+
+        Parameters
+        ----------
+        intensity
+            In flop/byte; a number or an array.
+
+        Returns
+        -------
+        str or numpy.ndarray of str
+            "memory" below the ridge, "compute" at it and above.
+
+        Raises
+        ------
+        RooflineInputError
+            The intensity is negative or not finite.
+        """
+        below = np.less(_intensity(intensity), self.ridge)
+        return np.where(below, "memory", "compute") if np.ndim(below) else ("memory" if below else "compute")
+
+    def least_time(self, work: Work) -> LeastTime:
+        """Least time of a work on this device.
+
+        Parameters
+        ----------
+        work
+            Its arithmetic and bytes.
+
+        Returns
+        -------
+        LeastTime
+            Both times, the larger, and which it is.
+        """
+        return LeastTime(
+            arithmetic_ms=work.flops / self.peak_flops * 1e3, bytes_ms=work.bytes / self.bandwidth * 1e3
+        )
+
+
+def _intensity(value: Any) -> Numbers:
+    array = np.asarray(value)
+    if array.dtype.kind not in "iuf":
+        raise RooflineInputError("I", f"{_short(value)} is not a real number of flop/byte")
+    if not np.isfinite(array).all():
+        raise RooflineInputError("I", f"{_first(array, ~np.isfinite(array))} is not a finite number")
+    if (array < 0).any():
+        raise RooflineInputError(
+            "I", f"{_first(array, array < 0)} is negative; 0 (a plain copy) is the least"
+        )
+    return float(array) if array.ndim == 0 else array.astype(np.float64)
+
+
+# --- the ceilings of this device, measured ------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRoofline:
+    """The two ceilings as measured here, in short bursts.
+
+    Attributes
+    ----------
+    roofline
+        The ceilings.
+    arithmetic_kind
+        The operation that reached the arithmetic ceiling, with its shape and precision.
+    bandwidth_kind
+        The operation that reached the bandwidth, with its size.
+    regime
+        "burst": each operation ran for tens of milliseconds on a device that was not hot. Under a long load
+        power limits lower the clock, and the arithmetic ceiling with it; that number is not measured here.
+    device
+        The GPU's name.
+    """
+
+    roofline: Roofline
+    arithmetic_kind: str
+    bandwidth_kind: str
+    regime: str
+    device: str
+
+    def __str__(self) -> str:
+        from gpucourse.units import format_bandwidth, format_rate
+
+        return (
+            f"{self.device}: {format_rate(self.roofline.peak_flops)} ({self.arithmetic_kind}), "
+            f"{format_bandwidth(self.roofline.bandwidth)} ({self.bandwidth_kind}), {self.regime}"
+        )
+
+    def as_dict(self) -> dict[str, float | str]:
+        """Plain data, for a recording."""
+        return {
+            "peak_flops": self.roofline.peak_flops,
+            "bandwidth": self.roofline.bandwidth,
+            "arithmetic_kind": self.arithmetic_kind,
+            "bandwidth_kind": self.bandwidth_kind,
+            "regime": self.regime,
+            "device": self.device,
+        }
+
+
+def measure_roofline(dtype: Any, *, widths: Sequence[int] = (2048, 4096, 8192)) -> MeasuredRoofline:
+    """Measure both ceilings on this GPU: the best square product, and a device copy.
+
+    The copy reads and writes 0.5 GB each (an eighth of the free memory where that is less), far beyond any
+    L2, and counts both directions. Both numbers are ceilings of these operations: another shape may reach a
+    few percent more, and a kernel that only reads has another bandwidth.
+
+    Parameters
+    ----------
+    dtype
+        A torch floating-point dtype; for torch.float32 the product follows `allow_tf32`, and the result
+        says which.
+    widths
+        Widths of the square products to try; those that do not fit in half the free memory are left out.
+
+    Raises
+    ------
+    NoGPUError
+        There is no CUDA device.
+    ValueError
+        No width fits, or `dtype` is not a floating-point type.
+    """
+    from gpucourse.cuda_events import time_cuda
+    from gpucourse.environment import require_cuda
+
+    require_cuda("measure_roofline")
+    import torch
+
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"{dtype!r} is not a floating-point torch dtype; pass torch.bfloat16, for one")
+    free_bytes, _ = torch.cuda.mem_get_info()
+    fitting = [width for width in widths if 3 * width * width * dtype.itemsize < free_bytes / 2]
+    if not fitting:
+        raise ValueError(f"none of the widths {tuple(widths)} fits in half of {free_bytes} free bytes")
+
+    rates: dict[int, float] = {}
+    for width in fitting:
+        # Random values: products of zeros draw less power and run faster than real ones.
+        a = torch.randn(width, width, device="cuda", dtype=dtype)
+        b = torch.randn(width, width, device="cuda", dtype=dtype)
+        work = matmul_work(width, width, width, dtype.itemsize)
+        rates[width] = work.flops / (time_cuda(torch.matmul, a, b).median_ms / 1e3)
+        del a, b
+    best = max(rates, key=lambda width: rates[width])
+
+    n = int(min(2**29, free_bytes // 8))
+    source = torch.empty(n, device="cuda", dtype=torch.uint8).random_()
+    target = torch.empty_like(source)
+    copy = time_cuda(target.copy_, source)
+    name = str(dtype).removeprefix("torch.")
+    if dtype is torch.float32:
+        name += " (tf32 allowed)" if torch.backends.cuda.matmul.allow_tf32 else " (tf32 off)"
+    return MeasuredRoofline(
+        roofline=Roofline(peak_flops=rates[best], bandwidth=2 * n / (copy.median_ms / 1e3)),
+        arithmetic_kind=f"{name} product, {best} × {best} × {best}",
+        bandwidth_kind=f"device copy of {n / 1e9:.2f} GB, read plus write",
+        regime="burst",
+        device=torch.cuda.get_device_name(),
+    )
