@@ -35,9 +35,9 @@ Checker = Callable[[Any, np.random.Generator], "str | None"]
 _ID = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
 _REGISTRY: dict[str, Checker] = {}
 
-# Set by `call` once the learner's function has given a real value during the running check: a `None` that
-# comes after it is a branch without a return, not an exercise that has not been begun.
-_has_answered: contextvars.ContextVar[bool] = contextvars.ContextVar("has_answered", default=False)
+# False while a check runs, True once the learner's function has given a real value in it: a `None` that comes
+# after that is a branch without a return, not an exercise that has not been begun. None outside a check.
+_has_answered: contextvars.ContextVar[bool | None] = contextvars.ContextVar("has_answered", default=None)
 
 
 class Wrong(Exception):  # noqa: N818 - it is a verdict that travels as an exception, not a fault
@@ -274,7 +274,8 @@ def call(answer: Any, *args: Any, **kwargs: Any) -> Any:
         raise Wrong("Your function is `async`; a plain one is wanted.")
     if result is None or result is ...:
         _blank(f"returns `{'...' if result is ... else 'None'}`", None, show(args, kwargs))
-    _has_answered.set(True)
+    if _has_answered.get() is False:
+        _has_answered.set(True)
     return result
 
 
@@ -287,7 +288,7 @@ def _blank(what: str, error: BaseException | None, case: str = "") -> None:
 
 
 def _look_for_placeholders(answer: Any) -> None:
-    """Raise `_Unanswered` where ``...`` or ``None`` is the answer or stands in a list, tuple or dict of it."""
+    """Raise `_Unanswered` where ``...`` or ``None`` is the answer or stands in a list or dict of it."""
     if answer is None or answer is ...:
         raise _Unanswered("Replace the `...` with your answer, then run this cell again.")
     open_, total = _placeholders(answer, depth=8)
@@ -365,7 +366,7 @@ def _same(a: Any, b: Any) -> bool:
     if type(a) is dict:
         return list(a) == list(b) and all(_same(a[k], b[k]) for k in a)
     if type(a) is np.ndarray:
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
     if _is_tensor(a):
         if a.dtype != b.dtype or a.shape != b.shape:
             return False
