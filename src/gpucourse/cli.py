@@ -1,0 +1,125 @@
+"""The command ``gpucourse``: say what this machine can do, and record the book's measurements."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpucourse import __version__, recording
+from gpucourse.environment import Environment, NoGPUError, _torch_state
+
+__all__ = ["doctor_lines", "main"]
+
+BOOK_CAP_GB = 24
+
+
+def doctor_lines() -> list[str]:
+    """Say, a line each, what this machine is and what of the book runs live on it.
+
+    Returns
+    -------
+    list of str
+        "label: finding" lines; the last says what will be live and what replayed.
+    """
+    environment = Environment.capture()
+    lines = [f"gpucourse: {__version__}", f"Python: {environment.python} on {environment.platform}"]
+    lines.append(f"torch: {environment.torch or 'not installed'}")
+    reason = _torch_state()
+    if reason:
+        lines.append(f"GPU: none to use ({reason})")
+    else:
+        lines += _gpu_lines(environment)
+    widgets = importlib.util.find_spec("ipywidgets") is not None
+    lines.append(f"sliders: ipywidgets is {'installed' if widgets else 'not installed, so none will show'}")
+    count, device = len(recording.names()), recording.BOOK_DEVICE
+    if reason:
+        lines.append(f"measurements: replayed, each saying so ({count} recordings of {device} are here)")
+    else:
+        lines.append(
+            "measurements: live on this GPU; what needs more memory than is free is replayed and says why"
+        )
+    return lines
+
+
+def _gpu_lines(environment: Environment) -> list[str]:
+    import torch
+
+    from gpucourse import hardware
+
+    free, total = torch.cuda.mem_get_info()
+    facts = [f"compute capability {environment.capability}", f"{environment.multiprocessors} multiprocessors"]
+    if environment.l2_bytes:
+        facts.append(f"{environment.l2_bytes / 2**20:.0f} MiB of L2")
+    cap = min(BOOK_CAP_GB, 0.9 * free / 1e9)
+    record = hardware.find(environment.gpu or "")
+    sheet = "on record" if record else "no record: what needs a datasheet figure says unavailable"
+    return [
+        f"GPU: {environment.gpu}, {', '.join(facts)}",
+        f"driver: {environment.driver or 'unavailable'}; CUDA of torch: {environment.cuda}",
+        f"memory: {free / 1e9:.1f} of {total / 1e9:.1f} GB free; the night's cap here is {cap:.1f} GB",
+        f"bf16: {'yes' if torch.cuda.is_bf16_supported(including_emulation=False) else 'no, fp16 stands in'}",
+        f"datasheet: {sheet}",
+        f"triton: {'installed' if importlib.util.find_spec('triton') else 'not installed'}",
+    ]
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    print("\n".join(doctor_lines()))
+    return 0
+
+
+def _record(options: argparse.Namespace) -> int:
+    from gpucourse import recorder
+
+    root = options.root
+    try:
+        pages = recorder.find_pages(root)
+        if options.check:
+            problems = recorder.check_recordings(root)
+            print("\n".join(problems) or "every recording is there, whole, and belongs to a chapter")
+            return 1 if problems else 0
+        if options.pages:
+            wanted = {path.resolve() for path in options.pages}
+            unknown = wanted - {page.path.resolve() for page in pages}
+            if unknown:
+                known = ", ".join(str(page.path) for page in pages) or "none"
+                print(f"no recorded function in {', '.join(map(str, sorted(unknown)))}; pages: {known}")
+                return 2
+            pages = [page for page in pages if page.path.resolve() in wanted]
+        for page in pages:
+            print(f"{page.path}: {', '.join(page.recorded)} …", flush=True)
+            seconds = recorder.record_page(page, root)
+            print(f"{page.path}: recorded in {seconds:.0f} s", flush=True)
+    except (recorder.RecordPageError, NoGPUError) as error:
+        print(f"gpucourse record: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status (0 done, 1 failed, 2 asked for wrongly)."""
+    parser = argparse.ArgumentParser(prog="gpucourse", description=__doc__)
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="command")
+    doctor = commands.add_parser(
+        "doctor", help="say what this machine can do, what will be live, what replayed"
+    )
+    doctor.set_defaults(run=_doctor)
+    record = commands.add_parser("record", help="run the chapters on this GPU and keep their measurements")
+    record.add_argument(
+        "pages", nargs="*", type=Path, help="chapters to record; all that measure, by default"
+    )
+    record.add_argument("--root", type=Path, default=Path(), help="the book's folder (default: this one)")
+    record.add_argument(
+        "--check", action="store_true", help="only say which recordings are missing or broken"
+    )
+    record.set_defaults(run=_record)
+    options = parser.parse_args(arguments)
+    return int(options.run(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""The look of the book's charts: inline SVG that follows the page, with its data table beside it.
+
+Each chapter's own charts stand in a module named after its key; each function there returns a `Chart`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpucourse import html
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from gpucourse.recording import Recording
+
+__all__ = ["BLUE", "GREEN", "GREY", "INK", "ORANGE", "PURPLE", "Chart", "figure"]
+
+# Each has a contrast of 3 : 1 or more against both a white page and the dark theme's background.
+BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f7fc1", "#c8691c", "#2c8f57", "#9463cf", "#7d8590"
+INK = "#010203"  # stands for the page's own text colour: it leaves the SVG as `currentColor`
+
+_numbers = itertools.count(1)
+_STYLE: dict[Any, Any] = {
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 10,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "font.size": 9.5,
+    "font.family": "sans-serif",
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4.5,
+    "grid.color": GREY,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.6,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "gpucourse",  # the same figure gives the same bytes, so an unchanged page stays unchanged
+}
+
+
+def figure(width: float = 5.8, height: float = 3.2, **subplots: Any) -> tuple[Figure, Any]:
+    """Make a figure in the book's style, outside pyplot's global state.
+
+    Parameters
+    ----------
+    width, height
+        Size in inches; 5.8 fills the text column and stays readable on a phone.
+    **subplots
+        Passed to ``Figure.subplots`` (``nrows``, ``ncols``, ``sharex`` …).
+
+    Returns
+    -------
+    (Figure, Axes)
+        An array of axes where more than one was asked for.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        fig = Figure(figsize=(width, height), layout="constrained")
+        axes: Axes = fig.subplots(**subplots)
+    return fig, axes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chart:
+    """A drawn figure with caption, provenance and data table.
+
+    Attributes
+    ----------
+    fig
+        The matplotlib figure, made by `figure`.
+    caption
+        What the reader should see in it.
+    alt
+        The same for a reader who cannot see it: kind of picture, axes, course of the curves.
+    header, rows
+        The data table: header cells with units, and the drawn values.
+    source
+        The recording that the values come from; None for a drawing or a derivation.
+    """
+
+    fig: Figure
+    _: dataclasses.KW_ONLY
+    caption: str
+    alt: str
+    header: Sequence[object]
+    rows: Sequence[Sequence[object]]
+    source: Recording | None = None
+
+    def svg(self) -> str:
+        """Draw the figure as an SVG element whose text has the page's own colour."""
+        import matplotlib
+
+        target = io.StringIO()
+        with matplotlib.rc_context(_STYLE):
+            self.fig.savefig(target, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        svg = target.getvalue()
+        svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+        svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+        # Element names must be unique on a page that holds several charts.
+        mark = f"c{next(_numbers)}-"
+        svg = re.sub(r'\bid="([^"]+)"', rf'id="{mark}\1"', svg)
+        svg = re.sub(r'href="#([^"]+)"', rf'href="#{mark}\1"', svg)
+        svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{mark}\1)", svg)
+        size = re.search(r'width="([\d.]+)pt"', svg)
+        width = round(float(size.group(1)) * 4 / 3) if size else 560
+        style = f"width:100%;max-width:{width}px;height:auto"
+        opening = f'<svg role="img" aria-label="{html.escape(self.alt)}" style="{style}"'
+        svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
+        return svg.replace("<svg", opening, 1)
+
+    def _repr_html_(self) -> str:
+        source = ""
+        if self.source is not None:
+            source = f' <span class="provenance">{html.escape(self.source.line())}.</span>'
+        table = html.table(self.header, self.rows)
+        return (
+            f'<figure class="chart">{self.svg()}'
+            f"<figcaption>{html.escape(self.caption)}{source}</figcaption>"
+            f"<details><summary>Data table</summary>"
+            f'<div class="scroll" tabindex="0" role="region" aria-label="Data table">{table}</div>'
+            "</details></figure>"
+        )
+
+    def __repr__(self) -> str:
+        return f"Chart: {self.caption}"
