@@ -1,0 +1,188 @@
+"""The role ``rec`` for measured numbers in prose, and the directive ``recordings`` that lists all recordings.
+
+Every number links to its recording's entry, with the GPU and the date in the link's title. A number whose
+recording or key does not exist is a warning, and warnings end the build.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from recorded_values import RecordedValueError, read
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective, SphinxRole
+from sphinx.util.nodes import make_refnode
+
+from gpucourse import recording
+
+LOGGER = logging.getLogger(__name__)
+RECORDED_FUNCTION = re.compile(r"^\s*@(?:\w+\.)?recorded\b.*(?:\n\s*@.*)*\n\s*def (\w+)\(", re.MULTILINE)
+#: Shown with each recording, in this order; what a recording lacks is left out.
+PROVENANCE = (
+    ("Device", "gpu"),
+    ("Date", "date"),
+    ("torch", "torch"),
+    ("CUDA", "cuda"),
+    ("Driver", "driver"),
+    ("Python", "python"),
+    ("Made by", "command"),
+)
+
+
+def recording_file(name: str) -> Path:
+    """Return the file that `recording.load` reads."""
+    device = os.environ.get(recording.DEVICE_VARIABLE) or recording.BOOK_DEVICE
+    return recording.recordings_folder() / device / f"{name}.json"
+
+
+def anchor(name: str) -> str:
+    """Return the identifier of a recording's entry on the measurements page."""
+    return f"rec-{name}"
+
+
+def defining_pages(env: BuildEnvironment) -> dict[str, str]:
+    """Map each recorded function to the page whose cell defines it."""
+    found = {}
+    for docname in sorted(env.found_docs):
+        text = Path(env.doc2path(docname)).read_text(encoding="utf-8")
+        found.update({match[1]: docname for match in RECORDED_FUNCTION.finditer(text)})
+    return found
+
+
+class RecRole(SphinxRole):
+    """A measured number in prose."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        """Read the number and refer to the entry of (the first of) its recordings."""
+        try:
+            written, used = read(self.text)
+        except RecordedValueError as error:
+            LOGGER.warning("rec %r: %s", self.text, error, location=self.get_location())
+            return [nodes.problematic(self.rawtext, self.rawtext)], []
+        for name in used:
+            self.env.note_dependency(str(recording_file(name)))
+        first = next(iter(used))
+        reference = addnodes.pending_xref(
+            self.rawtext,
+            nodes.inline(self.rawtext, written, classes=["rec"]),
+            refdomain="",
+            reftype="rec",
+            reftarget=first,
+            refexplicit=True,
+            refwarn=True,
+            title="; ".join(f"{name}: {found.line()}" for name, found in used.items()),
+        )
+        reference.source, reference.line = self.get_source_info()
+        return [reference], []
+
+
+def resolve_rec(
+    app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, content: nodes.Element
+) -> nodes.Element | None:
+    """Point a number to its entry; where no page lists recordings it stays text, and Sphinx warns."""
+    page = getattr(env, "course_recordings_page", None)
+    if node.get("reftype") != "rec" or page is None:
+        return None
+    return make_refnode(
+        app.builder, node["refdoc"], page, anchor(node["reftarget"]), content, title=node["title"]
+    )
+
+
+def _row(*cells: nodes.Node | str) -> nodes.row:
+    row = nodes.row()
+    for cell in cells:
+        content = nodes.Text(cell) if isinstance(cell, str) else cell
+        row += nodes.entry("", nodes.paragraph("", "", content))
+    return row
+
+
+def _table(header: tuple[str, str], rows: list[nodes.row], title: str) -> nodes.table:
+    group = nodes.tgroup(
+        "", nodes.colspec(colwidth=40), nodes.colspec(colwidth=60), nodes.thead("", _row(*header)), cols=2
+    )
+    group += nodes.tbody("", *rows)
+    return nodes.table("", nodes.title("", title), group, classes=["recording-values"])
+
+
+class RecordingsDirective(SphinxDirective):
+    """Every recording of the book's device: where and how it was measured, its values, its file."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return one section a recording, in alphabetical order."""
+        self.env.course_recordings_page = self.env.docname  # type: ignore[attr-defined]
+        pages = defining_pages(self.env)
+        sections = []
+        for name in recording.names():
+            self.env.note_dependency(str(recording_file(name)))
+            try:
+                found = recording.load(name)
+            except recording.RecordingError as error:
+                LOGGER.warning("%s", error, location=self.get_location())
+                continue
+            if name not in pages:
+                LOGGER.warning(
+                    "recording %r belongs to no page: no cell has an @recorded function of that name. "
+                    "Delete %s, or bring the cell back.",
+                    name,
+                    recording_file(name).name,
+                    location=self.get_location(),
+                )
+                continue
+            sections.append(self._section(found, pages[name]))
+        if not sections:
+            return [nodes.paragraph("", "There is no recording yet.")]
+        return sections
+
+    def _section(self, found: recording.Recording, page: str) -> nodes.section:
+        section = nodes.section(
+            "", nodes.title("", "", nodes.literal("", found.name)), ids=[anchor(found.name)]
+        )
+        section += nodes.paragraph("", found.line().capitalize() + ".", classes=["provenance"])
+        source = addnodes.pending_xref(
+            "", nodes.inline("", "the page that measures it"), refdomain="std", reftype="doc",
+            reftarget=f"/{page}", refexplicit=True, refwarn=True, refdoc=self.env.docname,
+        )  # fmt: skip
+        links = nodes.paragraph("", "Made by a cell of ", source)
+        file = recording_file(found.name)
+        if file.is_relative_to(self.env.srcdir):
+            inside = file.relative_to(self.env.srcdir).as_posix()
+            links += nodes.Text("; all samples: ")
+            links += addnodes.download_reference(
+                "", "", nodes.literal("", file.name), reftarget=f"/{inside}", refdoc=self.env.docname,
+                refdomain="", reftype="download", refexplicit=False, refwarn=False,
+            )  # fmt: skip
+        links += nodes.Text(".")
+        section += links
+        facts = found.provenance
+        conditions = [(label, str(facts[key])) for label, key in PROVENANCE if facts.get(key)]
+        conditions += [
+            (f"Method of {instrument}", f"version {version}")
+            for instrument, version in facts.get("methods", {}).items()
+        ]
+        section += _table(("Condition", "Value"), [_row(*pair) for pair in conditions], "How it was measured")
+        values = [_row(nodes.literal("", path), text) for path, text in recording.summary(found.data)]
+        if values:
+            section += _table(("Value", "Reading"), values, "What it gave")
+        return section
+
+
+def forget_page(_app: Sphinx, env: BuildEnvironment, docname: str) -> None:
+    """Forget the measurements page when it is read again."""
+    if getattr(env, "course_recordings_page", None) == docname:
+        del env.course_recordings_page  # type: ignore[attr-defined]
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the role and the directive."""
+    app.add_role("rec", RecRole())
+    app.add_directive("recordings", RecordingsDirective)
+    app.connect("missing-reference", resolve_rec)
+    app.connect("env-purge-doc", forget_page)
+    return {"version": "1", "parallel_read_safe": False, "parallel_write_safe": True}
