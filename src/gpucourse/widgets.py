@@ -1,0 +1,599 @@
+"""Sliders that need no kernel: Python renders every frame beforehand, and the controls choose one.
+
+`frame_grid` makes a grid of frames from a render function and its controls, out of standard ipywidgets alone,
+so that the same object works in a notebook and, with no kernel, in a page. `memory_lab` is a call of it.
+
+How it stays small. Without a kernel, a control can set the ``selected_index`` of a ``Stack`` (`jsdlink`) and
+little else. With one child a combination, 65 microbatches and 300 settings of the rest would need 19,500
+models. Here the first control turns a Stack of 65 tiny style sheets, each showing the alternatives of one
+microbatch and hiding all others, while the other controls turn nested Stacks, whose 300 leaves hold the
+alternatives for every microbatch. A hidden alternative has ``display: none``, so neither eyes nor a screen
+reader meet it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, Protocol
+
+import ipywidgets
+
+from gpucourse.html import Raw, table
+from gpucourse.memory_ledger import (
+    OVER,
+    FixedPartOverBudgetError,
+    MemoryLedger,
+    UnlimitedMicrobatchError,
+)
+
+__all__ = ["Control", "ControlError", "Each", "FrameGrid", "Render", "frame_grid", "memory_lab"]
+
+
+class ControlError(ValueError):
+    """The controls, or what they are to move, cannot make a grid."""
+
+
+class Each(Protocol):
+    """What a render function calls for text that depends on the first control.
+
+    ``each(text)`` gives the HTML of ``text(value)`` for every value of the first control, equal texts once;
+    ``attributes(value)`` adds to the tag of an alternative.
+    """
+
+    def __call__(
+        self,
+        text: Callable[[Any], str],
+        attributes: Callable[[Any], str] | None = None,
+        *,
+        tag: str = "b",
+    ) -> str:
+        """Give the alternatives of ``text``, of which one is visible at a time."""
+        ...
+
+
+Render = Callable[..., str]
+"""``render(each, **values)``: the HTML of a frame, given a value for every control but the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """One input of a grid of frames.
+
+    Values that are evenly spaced integers give a slider, whose position is its value; any others give a menu:
+    a slider over a list speaks the *position* to a screen reader ("2"), never the value ("0.34").
+
+    Parameters
+    ----------
+    name : str
+        Keyword under which the render function gets the value.
+    label : str
+        What stands beside the control, unit included.
+    values : sequence
+        At least two different values.
+    start : object
+        The one shown first.
+    show : callable
+        Text of a value in a menu.
+
+    Raises
+    ------
+    ControlError
+        Fewer than two values, two equal ones, a start that is none of them, or an empty label.
+    """
+
+    name: str
+    label: str
+    values: Sequence[Any]
+    start: Any
+    show: Callable[[Any], str] = str
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ControlError(f"a control's name must be a Python identifier, found {self.name!r}")
+        if not self.label.strip():
+            raise ControlError(f"control {self.name!r} has no label: say what it changes, with its unit")
+        object.__setattr__(self, "values", tuple(self.values))
+        if len(self.values) < 2:
+            raise ControlError(
+                f"control {self.name!r} has {len(self.values)} value(s), so it could move nothing: "
+                "give two or more, or leave it out"
+            )
+        if any(a == b for a, b in itertools.combinations(self.values, 2)):
+            raise ControlError(f"control {self.name!r} has a value twice: {list(self.values)!r}")
+        if self.start not in self.values:
+            raise ControlError(
+                f"control {self.name!r} starts at {self.start!r}, which is none of its values "
+                f"({self.values[0]!r} … {self.values[-1]!r})"
+            )
+
+    @property
+    def position(self) -> int:
+        """Index of the start among the values."""
+        return self.values.index(self.start)
+
+    @property
+    def slides(self) -> bool:
+        """Whether the values are evenly spaced integers from 0 up, which a slider can show as themselves."""
+        values = self.values
+        if any(isinstance(value, bool) or not isinstance(value, Integral) or value < 0 for value in values):
+            return False
+        steps = {int(b) - int(a) for a, b in itertools.pairwise(values)}
+        return len(steps) == 1 and steps.pop() > 0
+
+
+class FrameGrid(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
+    """Controls above the frame that they choose.
+
+    Where widgets cannot be shown (PDF, EPUB, a viewer without them) the first frame stands in.
+    """
+
+    def __init__(self, children: Sequence[ipywidgets.Widget], *, first_frame: str, **kwargs: Any) -> None:
+        super().__init__(children, **kwargs)
+        self.first_frame = first_frame
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        data: dict[str, Any] = super()._repr_mimebundle_(**kwargs)
+        data["text/html"] = self.first_frame
+        return data
+
+
+# The widgets' own style sheets set colours for a light page, where a page may be dark, cut labels short, and put
+# a broken chain beside every widget that has no kernel.
+_BASE_CSS = """
+.gpucourse-grid{overflow:visible;max-width:100%}
+.gpucourse-grid,.gpucourse-grid .jupyter-widgets,.gpucourse-grid .widget-html-content,
+.gpucourse-grid .widget-label,.gpucourse-grid .widget-readout{color:inherit}
+.gpucourse-grid .widget-label{text-align:left;min-width:12.5em}
+.gpucourse-grid .widget-dropdown>select{color:inherit;background-color:transparent;max-width:9.5em}
+.gpucourse-grid .widget-dropdown>select>option{color:#111;background:#fff}
+.gpucourse-grid .widget-html,.gpucourse-grid .widget-html-content{width:100%;overflow:visible}
+.gpucourse-grid .widget-html-content{line-height:1.45}
+.gpucourse-grid .widget-html-content b[data-c]{font-weight:inherit}
+.gpucourse-grid.jupyter-widgets-disconnected::before,
+.gpucourse-grid .jupyter-widgets-disconnected::before{content:none}
+"""
+
+
+def frame_grid(render: Render, controls: Sequence[Control], *, css: str = "") -> FrameGrid:
+    """Make a grid of Python-rendered frames that its controls choose from, with a kernel or without.
+
+    Parameters
+    ----------
+    render : callable
+        ``render(each, **values) -> str``: the HTML of a frame. It gets a value for every control but the
+        first; for what depends on the first it calls ``each``, see `Each`.
+    controls : sequence of Control
+        In the order in which they are shown. Give the one with most values first: the models number that
+        control's values plus the product of the others'.
+    css : str
+        Style sheet of the frames, once for all of them.
+
+    Returns
+    -------
+    FrameGrid
+        A box of standard widgets.
+
+    Raises
+    ------
+    ControlError
+        No control, one name twice, or a control that changes no frame.
+
+    Examples
+    --------
+    >>> def area(each, height):
+    ...     return f"<p>{each(lambda width: str(width * height))} m²</p>"
+    >>> grid = frame_grid(area, [
+    ...     Control(name="width", label="Width (m)", values=range(1, 9), start=2),
+    ...     Control(name="height", label="Height (m)", values=(0.5, 1.5), start=0.5),
+    ... ])
+    >>> grid.first_frame
+    '<p>1.0 m²</p>'
+    """
+    controls = list(controls)
+    if not controls:
+        raise ControlError("a grid of frames needs at least one control")
+    names = [control.name for control in controls]
+    if len(set(names)) != len(names):
+        raise ControlError(f"two controls have one name: {', '.join(names)}")
+    first, *rest = controls
+
+    leaves, varies = _render_leaves(render, first, rest)
+    _refuse_idle_controls(controls, leaves, varies)
+
+    inputs = [_input(control) for control in controls]
+    # One layout and one style for all frames: each would otherwise bring two more models of its own.
+    plain = ipywidgets.Layout(width="100%", overflow="visible")
+    unseen = ipywidgets.Layout(display="none")
+    text_style = ipywidgets.HTML().style
+
+    def stack(children: Sequence[ipywidgets.Widget], of: Control, layout: ipywidgets.Layout) -> Any:
+        control = inputs[controls.index(of)]
+        source = "index"
+        position = of.position
+        if of.slides:
+            # A slider hands over its value, not its position: fill the gaps, so that the value is the index.
+            source, position = "value", int(of.start)
+            low, step = int(of.values[0]), int(of.values[1]) - int(of.values[0])
+            children = [children[max(0, (v - low) // step)] for v in range(int(of.values[-1]) + 1)]
+        made = ipywidgets.Stack(children, selected_index=position, layout=layout)
+        ipywidgets.jsdlink((control, source), (made, "selected_index"))
+        return made
+
+    # The fewest Stacks (and links) come from putting the longest list of values innermost.
+    order = sorted(range(len(rest)), key=lambda i: len(rest[i].values))
+
+    def nest(depth: int, chosen: dict[int, int]) -> ipywidgets.Widget:
+        if depth == len(order):
+            leaf = leaves[tuple(chosen[i] for i in range(len(rest)))]
+            return ipywidgets.HTML(leaf, layout=plain, style=text_style)
+        i = order[depth]
+        children = [nest(depth + 1, {**chosen, i: k}) for k in range(len(rest[i].values))]
+        return stack(children, rest[i], plain)
+
+    frames = nest(0, {})
+    grid = FrameGrid(
+        (),
+        first_frame=(f"<style>{css}</style>" if css else "")
+        + render(_only(first.start), **{control.name: control.start for control in rest}),
+    )
+    # The model's id is unique even among notebooks that are open side by side.
+    scope = f"g{grid.model_id}"
+    sheets = [
+        ipywidgets.HTML(
+            f'<style>.{scope} [data-c]:not([data-c~="{k}"]){{display:none}}</style>',
+            layout=unseen,
+            style=text_style,
+        )
+        for k in range(len(first.values))
+    ]
+    base = ipywidgets.HTML(f"<style>{_BASE_CSS}{css}</style>", layout=unseen, style=text_style)
+    grid.add_class("gpucourse-grid")
+    grid.add_class(scope)
+    grid.children = (base, *_rows(inputs), stack(sheets, first, unseen), frames)
+    return grid
+
+
+def _only(value: Any) -> Each:
+    """Give an `Each` for one value of the first control: its text, with nothing hidden beside it."""
+
+    def each(
+        text: Callable[[Any], str],
+        attributes: Callable[[Any], str] | None = None,
+        *,
+        tag: str = "b",
+    ) -> str:
+        extra = attributes(value) if attributes else ""
+        return f"<{tag} {extra}>{text(value)}</{tag}>" if extra else text(value)
+
+    return each
+
+
+def _render_leaves(
+    render: Render, first: Control, rest: Sequence[Control]
+) -> tuple[dict[tuple[int, ...], str], bool]:
+    """Render one leaf a combination of the other controls; say whether the first control changes any."""
+    varies = False
+
+    def each(
+        text: Callable[[Any], str],
+        attributes: Callable[[Any], str] | None = None,
+        *,
+        tag: str = "b",
+    ) -> str:
+        nonlocal varies
+        alternatives: dict[tuple[str, str], list[str]] = {}
+        for k, value in enumerate(first.values):
+            key = (attributes(value) if attributes else "", text(value))
+            alternatives.setdefault(key, []).append(str(k))
+        if len(alternatives) == 1:
+            return _only(first.values[0])(text, attributes, tag=tag)
+        varies = True
+        parts = []
+        for (extra, inner), positions in alternatives.items():
+            # Quotes cost two bytes in a page and four in its JSON, 100,000 times: leave out what HTML does.
+            which = positions[0] if len(positions) == 1 else f'"{" ".join(positions)}"'
+            parts.append(f"<{tag} data-c={which}{' ' + extra if extra else ''}>{inner}</{tag}>")
+        return "".join(parts)
+
+    leaves = {}
+    for chosen in itertools.product(*(range(len(control.values)) for control in rest)):
+        values = {control.name: control.values[k] for control, k in zip(rest, chosen, strict=True)}
+        leaf = render(each, **values)
+        if not isinstance(leaf, str):
+            raise TypeError(f"render must return HTML as a str, found {type(leaf).__name__} for {values!r}")
+        leaves[chosen] = leaf
+    return leaves, varies
+
+
+def _refuse_idle_controls(
+    controls: Sequence[Control], leaves: dict[tuple[int, ...], str], varies: bool
+) -> None:
+    idle = [] if varies else [controls[0].name]
+    for i, control in enumerate(controls[1:]):
+        by_others: dict[tuple[int, ...], set[str]] = {}
+        for chosen, leaf in leaves.items():
+            by_others.setdefault(chosen[:i] + chosen[i + 1 :], set()).add(leaf)
+        if all(len(texts) == 1 for texts in by_others.values()):
+            idle.append(control.name)
+    if idle:
+        raise ControlError(f"these controls would move nothing, so leave them out: {', '.join(idle)}")
+
+
+def _rows(inputs: Sequence[ipywidgets.Widget]) -> list[ipywidgets.Widget]:
+    """Give each slider a row and let neighbouring menus share one, as far as the page is wide."""
+    rows: list[ipywidgets.Widget] = []
+    for slides, group in itertools.groupby(inputs, lambda made: isinstance(made, ipywidgets.IntSlider)):
+        if slides:
+            rows += group
+        else:
+            rows.append(ipywidgets.Box(list(group), layout=ipywidgets.Layout(flex_flow="row wrap")))
+    return rows
+
+
+def _input(control: Control) -> ipywidgets.Widget:
+    style = {"description_width": "initial"}
+    if control.slides:
+        return ipywidgets.IntSlider(
+            value=int(control.start),
+            min=int(control.values[0]),
+            max=int(control.values[-1]),
+            step=int(control.values[1]) - int(control.values[0]),
+            description=control.label,
+            tooltip=control.label,  # else the label gets title="null"
+            style=style,
+            layout=ipywidgets.Layout(width="100%", max_width="40em"),
+        )
+    return ipywidgets.Dropdown(
+        options=[(control.show(value), k) for k, value in enumerate(control.values)],
+        index=control.position,
+        description=control.label,
+        tooltip=control.label,
+        style=style,
+        layout=ipywidgets.Layout(width="auto", flex="0 1 23em"),
+    )
+
+
+_MEMORY_CSS = """
+.ml{color:inherit;max-width:44em}
+.ml .verdict{font-weight:700;margin:.6em 0 .2em}
+.ml .scale{position:relative;height:1.5em;font-size:.85em}
+.ml .scale>b{position:absolute;white-space:nowrap;font-weight:400;transform:translateX(-100%);
+padding-right:.35em;border-right:2px solid currentColor}
+.ml .scale>b.device{border-right-width:4px}
+.ml .scale>i{position:absolute;right:0}
+.ml .bar{position:relative;height:3.2em;border:1px solid currentColor;border-right-style:dashed;
+overflow:hidden;display:flex}
+.ml .bar>*{min-width:0;overflow:hidden;text-align:center;line-height:3.2em;color:#111;font-size:.85em}
+.ml .bar>.fixed{flex:none}
+.ml .fixed{background:#9cc3ee}
+.ml .acts{flex:1 1 0;display:flex}
+.ml .acts>.k{flex:1 1 0;min-width:0;overflow:hidden;box-shadow:inset 1px 0 #111;font-weight:400}
+.ml .k{background:#f6c88f}
+.ml .k.over{background:radial-gradient(#a11 24%,#f9b9a8 28%) 0 0/7px 7px;font-weight:700}
+.ml .reserve{background:repeating-linear-gradient(45deg,rgba(120,120,120,.75) 0 2px,transparent 2px 7px)}
+.ml .bar>.reserve,.ml .bar>.outside{position:absolute;top:0;bottom:0;color:inherit}
+.ml .bar>.reserve{border-left:2px solid currentColor}
+.ml .bar>.outside{border-left:4px solid currentColor}
+.ml .key{list-style:none;display:flex;flex-wrap:wrap;gap:.1em 1.2em;padding:0;margin:.4em 0 .8em;
+font-size:.85em}
+.ml .key li{margin:0}
+.ml .key i{display:inline-block;width:1.1em;height:1em;margin-right:.4em;vertical-align:-.12em;
+border:1px solid currentColor}
+.ml table{border-collapse:collapse;width:100%;font-size:.9em;color:inherit;margin:0}
+.ml caption{text-align:left;color:inherit;padding:.2em 0;caption-side:top}
+.ml tr,.ml thead,.ml tbody tr:nth-child(odd){background:transparent;color:inherit}
+.ml th,.ml td{text-align:left!important;vertical-align:top;padding:.25em .8em .25em 0;
+white-space:normal!important;border-bottom:1px solid rgba(128,128,128,.45)}
+.ml tbody th{font-weight:600}
+@media (min-width:700px){.ml th,.ml td:nth-child(2){white-space:nowrap!important}}
+"""
+
+
+def memory_lab(
+    ledger: MemoryLedger | None = None,
+    microbatches: Sequence[int] = range(65),
+    start: int = 16,
+    *,
+    activations_gb_per_sample: Iterable[float] | None = None,
+    fixed_gb: Iterable[float] | None = None,
+    device_gb: Iterable[float] | None = None,
+    reserve: Iterable[float] | None = None,
+) -> FrameGrid:
+    """Show a memory ledger as a stacked picture, a verdict and a data table, moved by a microbatch slider.
+
+    Parameters
+    ----------
+    ledger : MemoryLedger, optional
+        The given values; the lab starts there. `MemoryLedger()` where none is given.
+    microbatches : sequence of int
+        Evenly spaced, 0 or more: the slider's positions.
+    start : int
+        The one shown first.
+    activations_gb_per_sample, fixed_gb, device_gb, reserve : iterable of float, optional
+        Steps of each assumption; the ledger's own value joins them. Where left out: a quarter to four times
+        the ledger's activations, a half to four times its fixed part, common device sizes, 0 to 20 % in
+        reserve. An empty one leaves that control out.
+
+    Returns
+    -------
+    FrameGrid
+        A box of standard widgets that also works in a page with no kernel.
+
+    Raises
+    ------
+    TypeError
+        ``ledger`` is no `MemoryLedger`.
+    ControlError
+        The microbatches are not evenly spaced integers from 0 up, or ``start`` is none of them.
+    LedgerError
+        A step that no ledger can have, such as a negative amount.
+
+    Examples
+    --------
+    >>> lab = memory_lab(device_gb=(), reserve=(), fixed_gb=())
+    >>> "fits, 12.96 GB to spare" in lab.first_frame
+    True
+    """
+    if ledger is None:
+        ledger = MemoryLedger()
+    if not isinstance(ledger, MemoryLedger):
+        raise TypeError(
+            f"memory_lab takes a MemoryLedger, found {type(ledger).__name__}: "
+            "build one with MemoryLedger(fixed_gb=…, activations_gb_per_sample=…, device_gb=…, reserve=…)"
+        )
+    first = Control(name="microbatch", label="Microbatch (samples)", values=microbatches, start=start)
+    if not first.slides:
+        raise ControlError(
+            "microbatches must be evenly spaced integers, 0 or more and rising, found "
+            f"{list(microbatches)!r}: give a range such as range(0, 65)"
+        )
+
+    def scaled(given: float, otherwise: float, factors: Sequence[float]) -> tuple[float, ...]:
+        # Rounded to the digits a person would type: 0.34 x 2 is 0.68.
+        return tuple(float(f"{(given or otherwise) * factor:.6g}") for factor in factors)
+
+    given = {
+        "activations_gb_per_sample": ledger.activations_gb_per_sample,
+        "fixed_gb": ledger.fixed_gb,
+        "device_gb": ledger.device_gb,
+        "reserve": ledger.reserve,
+    }
+    labels = {
+        "activations_gb_per_sample": "Activations a sample (GB)",
+        "fixed_gb": "Fixed part (GB)",
+        "device_gb": "Device (GB)",
+        "reserve": "Reserve",
+    }
+    asked = {
+        "activations_gb_per_sample": activations_gb_per_sample,
+        "fixed_gb": fixed_gb,
+        "device_gb": device_gb,
+        "reserve": reserve,
+    }
+    usual = {
+        "activations_gb_per_sample": scaled(ledger.activations_gb_per_sample, 0.34, (0.25, 0.5, 1, 2, 4)),
+        "fixed_gb": scaled(ledger.fixed_gb, 3.2, (0.5, 1, 2, 4)),
+        "device_gb": (12.0, 16.0, 24.0, 48.0, 80.0),
+        "reserve": (0.0, 0.1, 0.2),
+    }
+    controls = [first]
+    for name, value in given.items():
+        chosen = asked[name]
+        steps = sorted({*(usual[name] if chosen is None else map(float, chosen)), value})
+        if len(steps) > 1:
+            controls.append(
+                Control(name=name, label=labels[name], values=steps, start=value, show=_shown(name, value))
+            )
+
+    def render(each: Each, **assumed: float) -> str:
+        return _memory_frame(each, MemoryLedger(**(given | assumed)), first.values)
+
+    return frame_grid(render, controls, css=_MEMORY_CSS)
+
+
+def _shown(name: str, given: float) -> Callable[[float], str]:
+    def show(value: float) -> str:
+        text = f"{100 * value:.4g} %" if name == "reserve" else f"{value:g}"
+        return f"{text} (given)" if value == given else text
+
+    return show
+
+
+def _memory_frame(each: Each, ledger: MemoryLedger, microbatches: Sequence[int]) -> str:
+    blocks = {m: ledger.blocks(m) for m in microbatches}
+    count = len(blocks[microbatches[0]])
+    budget, device = f"{ledger.budget_gb:.2f} GB", f"{ledger.device_gb:g} GB"
+    fixed_fits = ledger.fits(0)
+    axis_gb = (ledger.device_gb or ledger.fixed_gb or 1.0) * 1.25
+
+    def percent(gb: float) -> float:
+        return round(100 * gb / axis_gb, 2)
+
+    def over(m: int, k: int) -> bool:
+        return blocks[m][k].state == OVER
+
+    def meaning(m: int, k: int) -> str:
+        held = "fixed part + block 1" if k == 0 else f"fixed part + blocks 1–{k + 1}"
+        if not over(m, k):
+            return f"{held}: within the budget"
+        if not fixed_fits:
+            return "the fixed part alone is over"
+        if k and over(m, k - 1):
+            return "beyond where it breaks"
+        return f"{held}: over, it breaks here"
+
+    def margin(m: int) -> str:
+        # What is left of the axis after the bar; negative where the bar runs out of the picture.
+        return f"style=margin-right:{max(100 - percent(ledger.total_gb(m)), -2000):.1f}%"
+
+    def block(k: int) -> str:
+        return each(
+            lambda m: str(k + 1),
+            lambda m: 'class="k over"' if over(m, k) else "class=k",
+        )
+
+    picture = (
+        f'<div class="scale"><b style="left:{percent(ledger.budget_gb)}%">budget {budget}</b>'
+        f"<i>{each(lambda m: '→' if ledger.total_gb(m) > axis_gb else '')}</i></div>"
+        f'<div class="bar"><span class="fixed" style="width:{percent(ledger.fixed_gb)}%">fixed</span>'
+        f'<span class="acts">{"".join(block(k) for k in range(count))}</span>'
+        f"{each(lambda m: '', margin)}"
+        f'<span class="reserve" style="left:{percent(ledger.budget_gb)}%;'
+        f'width:{percent(ledger.reserve_gb)}%"></span>'
+        f'<span class="outside" style="left:{percent(ledger.device_gb)}%;right:0"></span></div>'
+        f'<div class="scale"><b class="device" style="left:{percent(ledger.device_gb)}%">device {device}</b>'
+        "</div>"
+    )
+    key = (
+        '<ul class="key"><li><i class="fixed"></i>fixed part</li>'
+        '<li><i class="k"></i>activation blocks 1–5</li>'
+        '<li><i class="k over"></i>block over the budget</li><li><i class="reserve"></i>reserve</li></ul>'
+    )
+    fixed_state = "resident" if fixed_fits else OVER
+    rows: list[list[str]] = [
+        [
+            "Fixed part",
+            f"{ledger.fixed_gb:.2f} GB, {fixed_state}",
+            "weights, gradients, optimizer: the same at every microbatch",
+        ]
+    ]
+    for k in range(count):
+        value = each(lambda m, k=k: f"{blocks[m][k].activations_gb:.2f}")  # type: ignore[misc]
+        state = each(lambda m, k=k: blocks[m][k].state)  # type: ignore[misc]
+        rows.append(
+            [f"Block {k + 1}", Raw(f"{value} GB, {state}"), Raw(each(lambda m, k=k: meaning(m, k)))]  # type: ignore[misc]
+        )
+    rows += [
+        [
+            "Predicted peak",
+            Raw(each(lambda m: f"{ledger.total_gb(m):.2f}") + " GB"),
+            "fixed part + all five blocks",
+        ],
+        ["Budget", budget, f"{device} less {100 * ledger.reserve:.4g} % in reserve"],
+        ["Largest microbatch", *_largest(ledger)],
+    ]
+    caption = Raw(f"The ledger at microbatch {each(str)}; blocks are cumulative")
+    body = table(["Item", "Computed state", "Interpretation"], rows)
+    body = body.replace("<thead>", f"<caption>{caption}</caption><thead>", 1)
+    return (
+        f'<div class="ml"><p class="verdict">Microbatch {each(str)}: {each(ledger.verdict)}</p>'
+        f'<div aria-hidden="true">{picture}{key}</div>{body}</div>'
+    )
+
+
+def _largest(ledger: MemoryLedger) -> tuple[str, str]:
+    room = f"({ledger.budget_gb:.2f} − {ledger.fixed_gb:.2f}) / {ledger.activations_gb_per_sample:g}"
+    try:
+        largest = ledger.max_microbatch
+    except FixedPartOverBudgetError:
+        return "none", ledger.verdict(0)
+    except UnlimitedMicrobatchError:
+        return "no limit", "a sample costs nothing"
+    exact = (ledger.budget_gb - ledger.fixed_gb) / ledger.activations_gb_per_sample
+    # The quotient in floats may sit a hair below an exact integer; show it as the ledger decides it.
+    shown = max(math.floor(exact * 100 + 1e-6) / 100, float(largest))
+    return str(largest), f"{room} = {shown:.2f}, rounded down"
