@@ -21,7 +21,10 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gpucourse.hardware import Device
+
 __all__ = [
+    "METHOD_VERSION",
     "LeastTime",
     "MeasuredRoofline",
     "Roofline",
@@ -43,6 +46,8 @@ __all__ = [
     "softmax_work",
     "validate_shapes_and_units",
 ]
+
+METHOD_VERSION = 1  # rises when a counting rule or the way `measure_roofline` measures changes
 
 Bound: TypeAlias = Literal["memory", "compute"]
 Numbers: TypeAlias = "float | NDArray[np.float64]"
@@ -493,7 +498,7 @@ def layer_norm_work(
 
 
 def layer_norm_steps(rows: int, columns: int, itemsize: int) -> tuple[Step, ...]:
-    """Layer normalization as eight kernels, one an expression, as unfused torch runs it.
+    """Layer normalization as nine kernels, one an expression, as unfused torch runs it.
 
     Counting rule: a kernel reads each of its operands once and writes its result once, vectors of one
     number a row (mean, variance, inverse deviation) and one a column (scale, shift) included.
@@ -513,7 +518,7 @@ def layer_norm_steps(rows: int, columns: int, itemsize: int) -> tuple[Step, ...]
     Examples
     --------
     >>> sum(s.reads_bytes + s.writes_bytes for s in layer_norm_steps(1000, 100, 4)) / (1000 * 100 * 4)
-    12.062
+    12.082
     """
     _sizes(rows=rows, columns=columns, itemsize=itemsize)
     x, row, column = rows * columns * itemsize, rows * itemsize, columns * itemsize
@@ -527,7 +532,8 @@ def layer_norm_steps(rows: int, columns: int, itemsize: int) -> tuple[Step, ...]
         step("d = x − mean", x + row, x, n),
         step("s = d · d", x, x, n),
         step("mean of s", x, row, n),
-        step("r = 1 / √(var + ε)", row, row, 2 * rows),
+        step("v = mean of s + ε", row, row, rows),
+        step("r = 1 / √v", row, row, rows),
         step("h = d · r", x + row, x, n),
         step("g = h · scale", x + column, x, n),
         step("y = g + shift", x + column, x, n),
@@ -718,6 +724,30 @@ class Roofline:
                 )
             if not math.isfinite(value) or value <= 0:
                 raise RooflineInputError(name, f"{value} is not a positive finite number")
+
+    @classmethod
+    def of(cls, device: Device, dtype: Any) -> Roofline:
+        """Take both ceilings from a datasheet record.
+
+        Parameters
+        ----------
+        device
+            From `gpucourse.hardware.device`.
+        dtype
+            "fp32", "tf32", "fp16", "bf16", "fp8" or a torch dtype.
+
+        Raises
+        ------
+        MissingFigureError
+            The record has no figure for this precision.
+
+        Examples
+        --------
+        >>> from gpucourse import hardware
+        >>> round(Roofline.of(hardware.device("H200"), "bf16").ridge)
+        206
+        """
+        return cls(peak_flops=device.peak_flops(dtype), bandwidth=device.bandwidth_bytes_per_s)
 
     @property
     def ridge(self) -> float:
