@@ -38,14 +38,26 @@ _LAUNCH = re.compile(r"Launch(Cooperative)?Kernel|GraphLaunch|Memcpy|Memset")
 
 
 def short_name(name: str) -> str:
-    """Shorten a kernel's C++ name to its last word and, for element-wise kernels, what it computes."""
-    base = re.split(r"[<(]", name.removeprefix("void "), maxsplit=1)[0].strip()
-    rest = name[name.find(base) + len(base) :]
+    """Shorten a kernel's C++ name to what tells it apart.
+
+    Element-wise kernels keep what they compute, library products their own name with the tile.
+    """
+    bare = name.removeprefix("void ")
+    wrapped = re.match(r"cutlass::Kernel2?<(\w+)>", bare)
+    if wrapped:
+        return wrapped.group(1)
+    base = re.split(r"[<(]", bare, maxsplit=1)[0].strip()
+    rest = bare[len(base) :]
     base = base.rsplit("::", 1)[-1] or name
-    if not base.endswith("elementwise_kernel"):
-        return base
-    found = re.search(r"(\w*[Ff]unctor\w*|\w+_kernel_cuda|\w+_kernel_impl)", rest)
-    return f"{base} ({found.group(1)})" if found else base
+    tiled = re.match(r"(sm\d+_xmma_gemm)_.*tilesize(\d+x\d+)", base)
+    if tiled:
+        return f"{tiled.group(1)}_{tiled.group(2)}{'_split_k' if 'split_k' in base else ''}"
+    if base.endswith("elementwise_kernel"):
+        for pattern in (r"\w+_kernel_cuda", r"\w*[Ff]unctor\w*", r"\b(?!gpu_kernel)\w+_kernel_impl"):
+            found = re.search(pattern, rest)
+            if found:
+                return f"{base} ({found.group()})"
+    return base
 
 
 def merge_intervals(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -233,10 +245,12 @@ def trace(fn: Callable[..., Any], *args: Any, warm_up: int = 3) -> KernelTrace:
         fn(*args)
     torch.cuda.synchronize()
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    with profile(activities=activities):  # the first profile of a process can lose its first kernels
+    with profile(
+        activities=activities, acc_events=True
+    ):  # the first profile of a process can lose its first kernels
         torch.zeros(1, device="cuda").add_(1)
         torch.cuda.synchronize()
-    with profile(activities=activities, record_shapes=True) as profiled:
+    with profile(activities=activities, record_shapes=True, acc_events=True) as profiled:
         torch.cuda.synchronize()
         with record_function(_MARK):
             fn(*args)

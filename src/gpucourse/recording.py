@@ -339,8 +339,8 @@ class Recording(Mapping[str, Any]):
 def summary(data: object, path: str = "") -> list[tuple[str, str]]:
     """Flatten plain data into rows of path and reading; a list of numbers gives its count, median and range.
 
-    >>> summary({"a_ms": [1.0, 2.0, 4.0], "b": {"c": 3}})
-    [('a_ms', '3 values, median 2, from 1 to 4'), ('b.c', '3')]
+    >>> summary({"a_ms": [1.0, 2.0, 4.0, 7.0, 9.0], "b": {"c": 3}})
+    [('a_ms', '5 values, median 4, from 1 to 9'), ('b.c', '3')]
     """
     if isinstance(data, Mapping):
         return [row for key, item in data.items() for row in summary(item, f"{path}.{key}" if path else key)]

@@ -31,8 +31,14 @@ CASES = {
     "add 1 Ki": lambda: (torch.add, torch.randn(1024, device="cuda"), 1.0),
     "add 1 Mi": lambda: (torch.add, torch.randn(2**20, device="cuda"), 1.0),
     "add 16 Mi": lambda: (torch.add, torch.randn(2**24, device="cuda"), 1.0),
-    "matmul 256 bf16": lambda: (torch.matmul, *(torch.randn(256, 256, device="cuda").bfloat16() for _ in "ab")),
-    "matmul 2048 bf16": lambda: (torch.matmul, *(torch.randn(2048, 2048, device="cuda").bfloat16() for _ in "ab")),
+    "matmul 256 bf16": lambda: (
+        torch.matmul,
+        *(torch.randn(256, 256, device="cuda").bfloat16() for _ in "ab"),
+    ),
+    "matmul 2048 bf16": lambda: (
+        torch.matmul,
+        *(torch.randn(2048, 2048, device="cuda").bfloat16() for _ in "ab"),
+    ),
     "matmul 2048 fp32": lambda: (torch.matmul, *(torch.randn(2048, 2048, device="cuda") for _ in "ab")),
 }
 
