@@ -175,6 +175,8 @@ def check(identifier: str, answer: Any, *, seed: int | None = None) -> Verdict:
     ------
     UnknownCheckpointError
         For an id that no chapter has; the text lists the nearest.
+    TypeError
+        If the id is no text, or the checker (a fault of the book's) returned something other than text.
     """
     checker = _find(identifier)
     token = _has_answered.set(False)
