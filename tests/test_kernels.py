@@ -168,6 +168,23 @@ def test_counting_works_on_meta_tensors_which_hold_no_memory():
     assert found.operations == ("mm",)
 
 
+def test_in_place_views_and_profiler_marks_are_not_launches():
+    def marked():
+        with torch.profiler.record_function("step"):
+            return X.clone().t_().unsqueeze_(0)
+
+    assert count_launches(marked).operations == ("clone",)
+
+
+def test_host_tensors_beside_a_device_launch_nothing_on_it():
+    step, weight = torch.tensor(1.0), torch.empty(4, device="meta")
+    found = count_launches(lambda: (step.add_(1), weight.mul(2)))
+    assert (found.operations, found.host) == (("mul",), ("add_",))
+    assert count_launches(lambda: step.add_(1)).operations == ("add_",), (
+        "alone, the host stands for the device"
+    )
+
+
 def test_a_trace_without_warm_up_is_refused():
     with pytest.raises(ValueError, match="warm_up is at least 1, found 0"):
         trace(lambda: None, warm_up=0)

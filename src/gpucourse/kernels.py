@@ -357,10 +357,13 @@ class LaunchCount:
         Names of the operations that compute or copy, in order.
     views
         Names of those that only look at memory differently, or only allocate, and launch nothing.
+    host
+        Names of those on host tensors alone, in a call that works on a device too: they launch nothing there.
     """
 
     operations: tuple[str, ...]
     views: tuple[str, ...]
+    host: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
@@ -397,18 +400,29 @@ def count_launches(fn: Callable[..., Any], *args: Any) -> LaunchCount:
         Counted below autograd, so a backward pass inside `fn` is included. An operation may launch several
         kernels, or a fused one may stand for several: on a GPU, `trace` shows which.
     """
+    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
 
-    operations: list[str] = []
-    views: list[str] = []
+    seen: list[tuple[str, bool, set[str]]] = []  # name, launches nothing, devices of its tensors
 
     class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            name = func.overloadpacket.__name__
-            launches_nothing = func.is_view or name in _ALLOCATE_ONLY or name in _ALIASES
-            (views if launches_nothing else operations).append(name)
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+            if func.namespace != "profiler":  # the marks that optimizers put around their steps
+                name = func.overloadpacket.__name__
+                view = func.is_view or torch.Tag.inplace_view in func.tags or name in _ALIASES
+                leaves = tree_leaves((args, kwargs, result))
+                devices = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)}
+                seen.append((name, view or name in _ALLOCATE_ONLY, devices))
+            return result
 
     with Counting():  # type: ignore[no-untyped-call]
         fn(*args)
-    return LaunchCount(operations=tuple(operations), views=tuple(views))
+    # Beside work on a device, an operation on host tensors alone (an optimizer's step counter) launches nothing.
+    on_host = {"cpu"} if any(devices - {"cpu"} for _, _, devices in seen) else set()
+    return LaunchCount(
+        operations=tuple(n for n, nothing, on in seen if not nothing and (not on_host or on != on_host)),
+        views=tuple(n for n, nothing, _ in seen if nothing),
+        host=tuple(n for n, nothing, on in seen if not nothing and on_host and on == on_host),
+    )
