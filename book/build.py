@@ -32,6 +32,8 @@ SITE_INPUTS = ("book", "labs", "_config.yml", "_toc.yml", "CHANGELOG.md", "LICEN
 #: Settings of the person who builds that must not reach the chapters' kernels.
 FOREIGN_VARIABLES = ("JUPYTER", "IPYTHON", "PYTHON", "MATPLOTLIBRC", "MPL", "SPHINX", "GPUCOURSE_RECORD")
 KEPT_VARIABLES = ("GPUCOURSE_RECORDINGS",)
+#: A line of Jupyter Book's log that says what is wrong: a warning, or the last line of a traceback.
+FAULT = re.compile(r"(.*\b(WARNING|ERROR|CRITICAL)|[\w.]*(Error|Exception|Interrupt)): \S")
 
 
 class BuildError(Exception):
@@ -106,8 +108,8 @@ def warm_up_fonts(environment: dict[str, str]) -> None:
 
 def run_jupyter_book(root: Path, scratch: Path, environment: dict[str, str]) -> list[str]:
     """Render the whole book into ``scratch``; return what is wrong with it, an empty list if nothing."""
-    command = [sys.executable, "-m", "jupyter_book", "build", str(root), "--path-output", str(scratch)]
-    command += ["-W", "-n", "--keep-going"]
+    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", str(root)]
+    command += ["--path-output", str(scratch), "-W", "-n", "--keep-going"]
     wrong: list[str] = []
     with subprocess.Popen(
         command,
@@ -123,7 +125,7 @@ def run_jupyter_book(root: Path, scratch: Path, environment: dict[str, str]) -> 
         for line in process.stdout:
             sys.stdout.write(line)
             plain = re.sub(r"\x1b\[[0-9;]*m", "", line).strip()
-            if re.search(r"\b(WARNING|ERROR|CRITICAL|Error):", plain) and plain not in wrong:
+            if FAULT.match(plain) and plain not in wrong:
                 wrong.append(plain)
         sys.stdout.flush()
     if process.returncode != 0:

@@ -123,8 +123,9 @@ def check_archive(archive: Path, package: Package) -> None:
     if found != package.sha512:
         raise VendorError(
             f"{package.name} {package.version}: the archive's sha512 is {found}, the list in "
-            f"tools/vendor.py says {package.sha512}. Nothing was installed. If the version was changed on purpose, change the "
-            "checksum with it (npm view NAME@VERSION dist.integrity); otherwise do not use that archive."
+            f"tools/vendor.py says {package.sha512}. Nothing was installed. If the version was changed on "
+            "purpose, change the checksum with it (npm view NAME@VERSION dist.integrity); otherwise do not "
+            "use that archive."
         )
 
 

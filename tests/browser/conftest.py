@@ -1,9 +1,9 @@
 """The built site in a real browser: fixtures that every browser test uses.
 
 ``site`` is the folder of the built pages, built first if it is out of date.
-``open_page("labs/memory_ledger.html")`` opens one of them, over http or from ``file://``, wide or narrow, light
-or dark. It notes every request and every console message, and the test fails at its end if a page asked for
-anything outside the site, if a request failed or if the console has an error: no test has to look for that.
+``open_page("labs/memory_ledger.html")`` opens one of them, over http or from ``file://``, wide or narrow,
+light or dark. It notes every request and every console message, and the test fails at its end if a page asked
+for anything outside the site, if a request failed or if the console has an error.
 """
 
 from __future__ import annotations

@@ -1,0 +1,178 @@
+"""Every page of the built site: reaches nothing outside, says nothing on the console, is readable by all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.browser.conftest import NARROW, ROOT, WIDE, OpenPage, Watch, serve, settle
+from tests.site_text import toc_pages
+
+PAGES = [f"{name}.html" for name in toc_pages(ROOT)]
+GENERATED = ["index.html", "search.html", "genindex.html"]
+AXE = ROOT / "book" / "vendor" / "axe" / "axe.min.js"
+#: Impacts that stop the build of the site.
+SERIOUS = ("serious", "critical")
+
+
+def axe_findings(page: Page) -> list[str]:
+    """Return axe-core's serious findings on a page, one line each."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    result: dict[str, Any] = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{finding['id']} ({finding['impact']}): {finding['help']}: {node['html'][:160]}"
+        for finding in result["violations"]
+        if finding["impact"] in SERIOUS
+        for node in finding["nodes"][:5]
+    ]
+
+
+def overflow(page: Page) -> list[str]:
+    """Name what makes a page wider than its window, an empty list if nothing does."""
+    return page.evaluate(
+        """() => {
+            const room = document.documentElement.clientWidth;
+            if (document.documentElement.scrollWidth <= room && document.body.scrollWidth <= room) return [];
+            const scrolls = e => e && (/auto|scroll|hidden|clip/.test(getComputedStyle(e).overflowX)
+                && e !== document.body && e !== document.documentElement || scrolls(e.parentElement));
+            const wide = [...document.querySelectorAll('body *')]
+                .filter(e => e.getBoundingClientRect().right > room + 1 && !scrolls(e.parentElement))
+                .map(e => `<${e.tagName.toLowerCase()} class="${e.className}"> `
+                    + `${Math.round(e.getBoundingClientRect().right)} px of ${room}`);
+            return [`scrolls to ${document.documentElement.scrollWidth} px`, ...wide.slice(0, 5)];
+        }"""
+    )
+
+
+@pytest.mark.parametrize("scheme", ["http", "file"])
+@pytest.mark.parametrize("path", PAGES + GENERATED)
+def test_page_stays_within_the_site_and_has_no_error(open_page: OpenPage, path: str, scheme: str) -> None:
+    page = open_page(path, scheme=scheme)
+    # The watch of `open_page` judges; this makes sure that it saw the page at all.
+    assert page.watch.requests, "no request was seen"
+    assert page.locator("h1").count() >= 1
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize("colour", ["light", "dark"])
+@pytest.mark.parametrize("path", [*PAGES, "search.html"])
+def test_page_is_accessible_and_fits(open_page: OpenPage, path: str, colour: str, width: int) -> None:
+    page = open_page(path, scheme_colour=colour, width=width)
+    assert page.evaluate("document.documentElement.dataset.theme") == colour
+    assert overflow(page) == []
+    assert axe_findings(page) == []
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_page_reads_without_scripts(open_page: OpenPage, path: str) -> None:
+    page = open_page(path, scheme="file", java_script_enabled=False)
+    assert len(page.locator("article").inner_text()) > 200
+    assert not page.get_by_text("Error displaying widget").is_visible()
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_link_within_the_site_leads_somewhere(open_page: OpenPage, site: Path, path: str) -> None:
+    page = open_page(path, scheme="file")
+    links: list[str] = page.eval_on_selector_all("a[href]", "links => links.map(a => a.href)")
+    inside = {link for link in links if link.startswith(site.as_uri())}
+    assert inside, "the page has no link at all"
+    missing = []
+    for link in inside:
+        address, _, fragment = link.partition("#")
+        file = site / address.removeprefix(site.as_uri()).lstrip("/").partition("?")[0]
+        if not file.is_file():
+            missing.append(link)
+        elif fragment and file.suffix == ".html":
+            text = file.read_text(encoding="utf-8")
+            if f'id="{fragment}"' not in text and f'name="{fragment}"' not in text:
+                missing.append(link)
+    assert missing == []
+
+
+def test_search_finds_a_page(open_page: OpenPage) -> None:
+    page = open_page("search.html?q=kernel")
+    page.wait_for_selector("#search-results li a")
+    assert page.locator("#search-results li").count() >= 1
+
+
+def test_folds_open_by_keyboard(open_page: OpenPage) -> None:
+    page = open_page(next(path for path in PAGES if "kernels" in path), scheme="file")
+    fold = page.locator("details:has(summary:text('Need a hint?'))").first
+    fold.locator("summary").focus()
+    page.keyboard.press("Enter")
+    assert fold.get_attribute("open") is not None
+
+
+def test_print_shows_what_is_folded(open_page: OpenPage) -> None:
+    page = open_page(next(path for path in PAGES if "kernels" in path), scheme="file")
+    page.emulate_media(media="print")
+    hidden = page.locator("details:not([open]) > *:not(summary)").evaluate_all(
+        "folded => folded.filter(e => e.getBoundingClientRect().height === 0 && e.textContent.trim()).length"
+    )
+    assert hidden == 0
+
+
+# --- the guards themselves ---------------------------------------------------------------------------------
+
+FAULTY = {
+    "leaves.html": '<img src="https://example.org/pixel.png" alt="">',
+    "script.html": "<script>undefinedName()</script>",
+    "console.html": "<script>console.error('broken')</script>",
+    "missing.html": '<img src="nowhere.png" alt="">',
+    "wide.html": '<div style="width:900px">x</div>',
+    "unnamed.html": "<button></button><img src='data:image/gif;base64,R0lGODlhAQABAAAAACw='>",
+    "pale.html": '<p style="color:#bbb;background:#fff">pale words</p>',
+}
+
+
+@pytest.fixture
+def faulty(chromium: Browser, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """Open one faulty page at 390 px, watched as `open_page` does."""
+    for name, body in FAULTY.items():
+        (tmp_path / name).write_text(
+            f'<!doctype html><html lang="en"><title>t</title><main><h1>t</h1>{body}</main></html>'
+        )
+    server, origin = serve(tmp_path)
+    context = chromium.new_context(viewport={"width": NARROW, "height": 800})
+    page = context.new_page()
+    page.watch = Watch(tmp_path, origin)
+    page.watch.attach(page)
+    page.goto(f"{origin}/{request.param}", wait_until="load")
+    settle(page)
+    yield page
+    context.close()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("faulty", "said"),
+    [
+        ("leaves.html", "a request leaves the site: https://example.org/pixel.png"),
+        ("script.html", "undefinedName"),
+        ("console.html", "console error: broken"),
+        ("missing.html", "status 404"),
+    ],
+    indirect=["faulty"],
+)
+def test_the_watch_reports_a_fault(faulty: Page, said: str) -> None:
+    assert any(said in problem for problem in faulty.watch.problems), json.dumps(faulty.watch.problems)
+
+
+@pytest.mark.parametrize("faulty", ["wide.html"], indirect=True)
+def test_the_width_check_reports_what_is_too_wide(faulty: Page) -> None:
+    assert overflow(faulty)[0] == "scrolls to 908 px"
+
+
+@pytest.mark.parametrize(
+    ("faulty", "rule"),
+    [("unnamed.html", "button-name"), ("pale.html", "color-contrast")],
+    indirect=["faulty"],
+)
+def test_the_accessibility_check_reports_a_fault(faulty: Page, rule: str) -> None:
+    assert any(finding.startswith(rule) for finding in axe_findings(faulty))
