@@ -1,0 +1,525 @@
+"""Charts and tables of the chapter "Measure the device clock": what each timer reads, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpucourse import hardware, html, plots
+from gpucourse.units import format_rate, format_time_ms
+
+if TYPE_CHECKING:
+    from gpucourse.recording import Recording
+    from gpucourse.simulator import Span
+
+__all__ = [
+    "Readings",
+    "achieved_rates",
+    "clock_speeds",
+    "first_calls",
+    "hidden_waits",
+    "instrument",
+    "lanes",
+    "readings_per_call",
+    "ways",
+    "where_to_wait",
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Readings:
+    """A table of readings; shows itself as HTML, with where they come from."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str
+    provenance: str
+
+    def _repr_html_(self) -> str:
+        table = html.table(self.header, self.rows, self.caption)
+        return (
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(self.caption)}">{table}'
+            f'</div><p class="provenance">{html.escape(self.provenance)}</p>'
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join(" | ".join(row) for row in (self.header, *self.rows)) + f"\n{self.provenance}"
+
+
+def _us(value: float | None) -> str:
+    return "unavailable" if value is None else format_time_ms(value / 1e3)
+
+
+# --- the simulated queue -----------------------------------------------------------------------------------
+
+_COLOURS = {
+    "launch": plots.ORANGE,
+    "record": plots.PURPLE,
+    "wait": plots.GREY,
+    "work": plots.GREY,
+    "kernel": plots.BLUE,
+    "spin": plots.GREY,
+}
+
+
+def lanes(
+    history: Sequence[Span], timers: Mapping[str, tuple[float, float]], *, caption: str, alt: str
+) -> plots.Chart:
+    """Draw what host and streams did as lanes, and each timer's interval below.
+
+    Parameters
+    ----------
+    history
+        `SimulatedDevice.history`.
+    timers
+        By name: the two instants that the timer subtracts, in µs since the simulation began.
+    caption, alt
+        As in `Chart`.
+
+    Returns
+    -------
+    Chart
+        Its table lists every span, then every timer's reading.
+
+    Raises
+    ------
+    ValueError
+        The history is empty.
+    """
+    if not history:
+        raise ValueError("the history is empty: launch something on the simulated device first")
+    names = ["host", *sorted({span.lane for span in history} - {"host"})]
+    fig, ax = plots.figure(height=1.1 + 0.42 * (len(names) + len(timers)))
+    last = max(span.end_us for span in history)
+    for span in history:
+        row = names.index(span.lane)
+        if span.kind == "event":
+            ax.plot([span.start_us] * 2, [row - 0.42, row + 0.42], color=plots.PURPLE, linewidth=2)
+            continue
+        if span.end_us == span.start_us:
+            continue
+        quiet = span.kind in ("wait", "work", "spin")
+        ax.barh(
+            row,
+            span.end_us - span.start_us,
+            left=span.start_us,
+            height=0.62,
+            color=_COLOURS[span.kind],
+            alpha=0.45 if quiet else 1.0,
+            edgecolor=plots.INK,
+            linewidth=0.5,
+        )
+        if span.end_us - span.start_us > 0.012 * last * len(span.name):
+            middle = (span.start_us + span.end_us) / 2
+            ax.text(middle, row, span.name, ha="center", va="center", fontsize=8, color=plots.INK)
+    for k, (label, (begin, end)) in enumerate(timers.items()):
+        row = len(names) + k
+        ax.plot([begin, end], [row, row], "|-", color=plots.GREEN, markersize=9)
+        ax.annotate(
+            f"{label}: {_us(end - begin)}",
+            (end, row),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+            color=plots.INK,
+        )
+    ax.set_yticks(range(len(names)), labels=names)
+    ax.set_ylim(len(names) + len(timers) - 0.4, -0.6)
+    ax.set_xlim(0, last * 1.45)
+    ax.set_xlabel("µs since the first launch (simulated)")
+    ax.spines["left"].set_visible(False)
+    ax.tick_params(axis="y", length=0)
+    rows: list[tuple[str, ...]] = [
+        (span.lane, span.kind, span.name, f"{span.start_us:g}", f"{span.end_us:g}") for span in history
+    ]
+    rows += [("timer", "reading", label, f"{begin:g}", f"{end:g}") for label, (begin, end) in timers.items()]
+    return plots.Chart(
+        fig, caption=caption, alt=alt, header=("Lane", "What", "Name", "Start, µs", "End, µs"), rows=rows
+    )
+
+
+# --- host clock and device clock ---------------------------------------------------------------------------
+
+
+def achieved_rates(source: Recording) -> plots.Chart:
+    """Draw the rate that each of three clocks claims for an n x n product, and the card's limit.
+
+    Parameters
+    ----------
+    source
+        The recording `three_clocks`.
+
+    Returns
+    -------
+    Chart
+        Both axes logarithmic; the limit is left out for a GPU without a record.
+    """
+    rows = list(source["rows"].values())
+    widths = [row["n"] for row in rows]
+    gpu = str(source.provenance.get("gpu"))
+    record = hardware.find(gpu)
+    fig, ax = plots.figure(height=3.4)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    curves = (
+        ("wall", "host clock, read at once", plots.ORANGE, (-6, 4), "right"),
+        ("waited", "host clock, after synchronize", plots.GREEN, (8, -14), "left"),
+        ("pair", "event pair", plots.BLUE, (-6, 8), "right"),
+    )
+    for key, text, colour, offset, side in curves:
+        rates = [row[f"{key}_tflops"] for row in rows]
+        ax.plot(widths, rates, "o-", color=colour)
+        at = {"wall": -2, "waited": 0, "pair": 2}[key]
+        ax.annotate(text, (widths[at], rates[at]), offset, textcoords="offset points", color=colour, ha=side)
+    limit = None
+    if record is not None:
+        limit = record.peak_flops_at_clock("fp32")
+        ax.axhline(limit / 1e12, color=plots.GREY, linestyle="--")
+        ax.annotate(
+            f"the card's limit: {format_rate(limit)}",
+            (widths[0], limit / 1e12),
+            (0, 5),
+            textcoords="offset points",
+            color=plots.INK,
+        )
+    ax.set_xticks(widths, labels=[f"{n:,}" for n in widths])
+    ax.set_xticks([], minor=True)
+    ax.set_xlabel("width n of the fp32 product")
+    ax.set_ylabel("2n³ / reading, TFLOP/s")
+
+    def verdict(row: Mapping[str, Any]) -> str:
+        if limit is None:
+            return f"limit unavailable for {gpu}"
+        return "impossible" if row["wall_tflops"] * 1e12 > limit else "possible"
+
+    return plots.Chart(
+        fig,
+        caption=(
+            "The rate that each clock claims. One curve grows with the cube of the width and passes what the "
+            "card can do at all; the other two bend and stay below."
+        ),
+        alt=(
+            "Line chart, both axes logarithmic: teraflops a second against the width of a product. The host's "
+            "clock without waiting rises as a straight line far above the dashed limit. The host's clock after "
+            "synchronize and the event pair rise together and level off below the limit."
+        ),
+        header=(
+            "Width",
+            "Launches",
+            "Read at once",
+            "After synchronize",
+            "Event pair",
+            "Rate read at once",
+            "Judgement",
+        ),
+        rows=[
+            (
+                f"{row['n']:,}",
+                row["launches"],
+                *(format_time_ms(row[f"{key}_ms"]) for key in ("wall", "waited", "pair")),
+                format_rate(row["wall_tflops"] * 1e12),
+                verdict(row),
+            )
+            for row in rows
+        ],
+        source=source,
+    )
+
+
+def where_to_wait(source: Recording) -> Readings:
+    """List what the same product reads with the wait in other places.
+
+    Parameters
+    ----------
+    source
+        The recording `where_to_wait`.
+    """
+    labels = {
+        "pair": ("event pair, one synchronize after the end event", "the product, and the road to it"),
+        "host_waited": ("host clock, synchronize before each reading", "the same, and the host's return"),
+        "pair_behind_others": ("event pair, somebody else's product pending", "the product"),
+        "host_behind_others": ("host clock, the first synchronize left out", "somebody else's product too"),
+        "wait_before_end": ("event pair, synchronize before the end event", "the host's return too"),
+        "pair_around_a_pause": ("event pair around two products, 5 ms of host between", "an idle device too"),
+    }
+    rows = [(text, _us(source[f"{key}_us"]), what) for key, (text, what) in labels.items()]
+    rows.append(("event pair, read at once", str(source["read_at_once"]), "nothing"))
+    return Readings(
+        ("Timer", "Reading", "What is in it"),
+        tuple(rows),
+        "One fp32 product of width 2,048, the wait in seven places",
+        source.line(),
+    )
+
+
+# --- first calls and hidden waits --------------------------------------------------------------------------
+
+
+def first_calls(source: Recording) -> plots.Chart:
+    """Draw the first calls of a fresh process, in order, each with all that it caused.
+
+    Parameters
+    ----------
+    source
+        The recording `first_calls`.
+
+    Returns
+    -------
+    Chart
+        Time on a logarithmic axis.
+    """
+    calls = source["calls"]
+    labels = [row["call"] for row in calls]
+    first = {label: "call " not in label or label.endswith("call 1") for label in labels}
+    fig, ax = plots.figure(height=0.8 + 0.24 * len(calls))
+    ax.set_xscale("log")
+    left = min(row["ms"] for row in calls) / 2
+    for k, row in enumerate(calls):
+        colour = plots.ORANGE if first[row["call"]] else plots.BLUE
+        ax.barh(k, row["ms"] - left, left=left, height=0.7, color=colour)
+        ax.annotate(
+            format_time_ms(row["ms"]),
+            (row["ms"], k),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=plots.INK,
+        )
+    ax.set_yticks(range(len(calls)), labels=labels, fontsize=8)
+    ax.set_ylim(len(calls) - 0.4, -0.6)
+    ax.set_xlim(left, max(row["ms"] for row in calls) * 6)
+    ax.set_xlabel("host clock after synchronize, ms")
+    return plots.Chart(
+        fig,
+        caption="A fresh Python's first calls, in order. Orange: the first of its kind.",
+        alt=(
+            "Bar chart of milliseconds on a logarithmic axis, one bar a call. The first call of each kind is "
+            "tens to thousands of times longer than its repetitions."
+        ),
+        header=("Call", "Time", "Allocations asked of the driver"),
+        rows=[
+            (
+                row["call"],
+                format_time_ms(row["ms"]),
+                "not counted" if row["driver_allocations"] is None else row["driver_allocations"],
+            )
+            for row in calls
+        ],
+        source=source,
+    )
+
+
+def hidden_waits(source: Recording) -> Readings:
+    """List which calls hold the host, as torch's warning and the host's clock tell it.
+
+    Parameters
+    ----------
+    source
+        The recording `hidden_waits`.
+    """
+    pending = source["pending_ms"]
+    rows = []
+    for row in source["calls"]:
+        waited = row["host_ms"] > pending / 2
+        warned = f"{row['warnings']} ×" if row["warnings"] else "–"
+        rows.append((row["call"], warned, format_time_ms(row["host_ms"]), "waits" if waited else "goes on"))
+    return Readings(
+        ("Call", "Warning", "Host time", "The host"),
+        tuple(rows),
+        f"Calls made while {format_time_ms(pending)} of work are pending",
+        source.line(),
+    )
+
+
+# --- short kernels -----------------------------------------------------------------------------------------
+
+
+def readings_per_call(source: Recording) -> plots.Chart:
+    """Draw the reading per call against the number of calls between the two events.
+
+    Parameters
+    ----------
+    source
+        The recording `launches_between`.
+
+    Returns
+    -------
+    Chart
+        Both axes logarithmic.
+    """
+    counts = source["counts"]
+    fig, ax = plots.figure(height=3.3)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    for key, text, colour in (
+        ("spin_us", "queued behind a spin kernel", plots.ORANGE),
+        ("graph_us", "CUDA graph", plots.BLUE),
+    ):
+        values = source[key]
+        ax.plot(counts, values, "o-", color=colour)
+        ax.annotate(
+            text, (counts[4], values[4]), (4, 8), textcoords="offset points", color=colour, fontsize=9
+        )
+    ax.plot([1], [source["idle_us"]], "s", color=plots.PURPLE)
+    ax.annotate(
+        "one pair, idle queue",
+        (1, source["idle_us"]),
+        (8, 0),
+        textcoords="offset points",
+        va="center",
+        color=plots.PURPLE,
+    )
+    if source["kernel_us"] is not None:
+        ax.axhline(source["kernel_us"], color=plots.GREY, linestyle="--")
+        ax.annotate(
+            "the kernel's own span, by the profiler",
+            (counts[0], source["kernel_us"]),
+            (0, -12),
+            textcoords="offset points",
+            color=plots.INK,
+        )
+        ax.set_ylim(bottom=source["kernel_us"] * 0.7)
+    ax.set_xticks(counts, labels=[str(n) for n in counts])
+    ax.set_xticks([], minor=True)
+    ticks = [1, 2, 5, 10, 20]
+    ax.set_yticks(ticks, labels=[str(value) for value in ticks])
+    ax.set_yticks([], minor=True)
+    ax.set_xlabel("calls between the two events")
+    ax.set_ylabel("reading / calls, µs")
+    return plots.Chart(
+        fig,
+        caption=(
+            "One tiny addition, read in five places along the same idea: what the two events cost is shared by "
+            "more calls, and what a launch costs the device goes when the launches become one."
+        ),
+        alt=(
+            "Line chart, both axes logarithmic: microseconds a call against the number of calls between two "
+            "events. One pair on an idle queue stands highest. Calls behind a spin kernel fall and level off "
+            "above one microsecond; calls in a CUDA graph fall further, towards a dashed line, the kernel's own "
+            "span."
+        ),
+        header=("Calls", "Behind a spin kernel, µs", "CUDA graph, µs"),
+        rows=[
+            (n, f"{spin:.2f}", f"{graph:.2f}")
+            for n, spin, graph in zip(counts, source["spin_us"], source["graph_us"], strict=True)
+        ],
+        source=source,
+    )
+
+
+_WAYS = {
+    "pair_idle": "pair, idle queue",
+    "pair_spin": "pair, spin",
+    "spin_20": "20 calls, spin",
+    "graph_20": "graph of 20",
+    "graph_40": "graph of 40",
+    "time_cuda": "time_cuda",
+    "do_bench": "do_bench (cold)",
+}
+_CASES = {
+    "add_1Ki_fp32": "add, 1 Ki, fp32",
+    "add_1Mi_fp32": "add, 1 Mi, fp32",
+    "add_16Mi_fp32": "add, 16 Mi, fp32",
+    "matmul_256_bf16": "product, 256, bf16",
+    "matmul_2048_bf16": "product, 2,048, bf16",
+    "matmul_2048_fp32": "product, 2,048, fp32",
+}
+
+
+def ways(source: Recording, *, against: str = "") -> Readings:
+    """List each kernel by each way of timing it.
+
+    Parameters
+    ----------
+    source
+        The recording `short_kernels`.
+    against
+        "" gives the readings; "kernel_us" the reading under the profiler less the profiler's own kernel time
+        of the same launches; "period_us" less the time from the first start to the last end, per call.
+
+    Raises
+    ------
+    ValueError
+        `against` is none of these.
+    """
+    if against not in ("", "kernel_us", "period_us"):
+        raise ValueError(f'against is "", "kernel_us" or "period_us", found {against!r}')
+    columns = [way for way in _WAYS if any(way in row for row in source["rows"].values())]
+    if against == "period_us":
+        columns = [way for way in columns if way not in ("time_cuda", "do_bench")]
+    rows = []
+    for label, row in source["rows"].items():
+        cells = []
+        for way in columns:
+            found = row.get(way)
+            if found is None:
+                cells.append("not importable")
+            elif not against:
+                cells.append(_us(found["plain_us"]))
+            elif found.get(against) is None:
+                cells.append("unavailable")
+            else:
+                cells.append(f"{found['profiled_us'] - found[against]:+.2f} µs")
+        if not against:
+            cells.append(_us(row["graph_40"]["kernel_us"]))
+        rows.append((_CASES.get(label, label), *cells))
+    header = ["Kernel", *(_WAYS[way] for way in columns)]
+    captions = {
+        "": "Six kernels, read in every way; last, the profiler's record of the launches in the graph",
+        "kernel_us": "Reading less the profiler's kernel time, both of the same launches",
+        "period_us": "Reading less the profiler's first start to last end, per call, both of the same launches",
+    }
+    if not against:
+        header.append("profiler")
+    return Readings(tuple(header), tuple(rows), captions[against], source.line())
+
+
+def instrument(source: Recording) -> Readings:
+    """List device time, elapsed time and host time of the same calls.
+
+    Parameters
+    ----------
+    source
+        The recording `by_the_instrument`.
+    """
+    labels = {
+        "add_1Ki": "add, 1 Ki",
+        "add_16Mi": "add, 16 Mi",
+        "matmul_2048": "product, 2,048",
+        "block_1_token": "feed-forward block, 1 token",
+        "block_8192_tokens": "feed-forward block, 8,192 tokens",
+    }
+    rows = [
+        (
+            labels.get(key, key),
+            format_time_ms(timing["median_ms"]),
+            format_time_ms(timing["elapsed_ms"]),
+            format_time_ms(timing["host_ms"]),
+            "launches" if timing["launch_bound"] else "the device's work",
+        )
+        for key, timing in source.items()
+    ]
+    return Readings(
+        ("Call, fp32", "Device time", "Elapsed", "Host", "It pays for"),
+        tuple(rows),
+        "Device time and elapsed time are two measurements",
+        source.line(),
+    )
+
+
+def clock_speeds(source: Recording) -> Readings:
+    """List the multiprocessors' clock after a rest and after work.
+
+    Parameters
+    ----------
+    source
+        The recording `clock_after_rest`.
+    """
+    rows = (
+        ("first spin after 5 s of rest", f"{source['first_mhz']:,.0f} MHz"),
+        ("median of 20 after the rest", f"{source['rested_median_mhz']:,.0f} MHz"),
+        ("first spin after 3 s of large products", f"{source['after_work_mhz']:,.0f} MHz"),
+    )
+    return Readings(("When", "Clock"), rows, "The multiprocessors' clock, by a spin kernel", source.line())
