@@ -17,6 +17,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral
 from typing import Any, Protocol
 
@@ -141,14 +142,14 @@ class FrameGrid(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no t
         return data
 
 
-# The widgets' own style sheets set colours for a light page, where a page may be dark, cut labels short, and put
-# a broken chain beside every widget that has no kernel.
+# The widgets' own style sheets set colours for a light page, where a page may be dark, cut labels short, and
+# put a broken chain beside every widget that has no kernel.
 _BASE_CSS = """
 .gpucourse-grid{overflow:visible;max-width:100%}
 .gpucourse-grid,.gpucourse-grid .jupyter-widgets,.gpucourse-grid .widget-html-content,
 .gpucourse-grid .widget-label,.gpucourse-grid .widget-readout{color:inherit}
-.gpucourse-grid .widget-label{text-align:left;min-width:12.5em}
-.gpucourse-grid .widget-dropdown>select{color:inherit;background-color:transparent;max-width:9.5em}
+.gpucourse-grid .widget-label{text-align:left;min-width:13.4em}
+.gpucourse-grid .widget-dropdown>select{color:inherit;background:none;appearance:auto;max-width:10em}
 .gpucourse-grid .widget-dropdown>select>option{color:#111;background:#fff}
 .gpucourse-grid .widget-html,.gpucourse-grid .widget-html-content{width:100%;overflow:visible}
 .gpucourse-grid .widget-html-content{line-height:1.45}
@@ -373,7 +374,9 @@ overflow:hidden;display:flex}
 .ml .acts{flex:1 1 0;display:flex}
 .ml .acts>.k{flex:1 1 0;min-width:0;overflow:hidden;box-shadow:inset 1px 0 #111;font-weight:400}
 .ml .k{background:#f6c88f}
-.ml .k.over{background:radial-gradient(#a11 24%,#f9b9a8 28%) 0 0/7px 7px;font-weight:700}
+.ml .over{background:repeating-linear-gradient(0deg,#a11 0 2px,transparent 2px 5px) bottom/100% 30% no-repeat,
+#f9b9a8}
+.ml .bar .over{font-weight:700}
 .ml .reserve{background:repeating-linear-gradient(45deg,rgba(120,120,120,.75) 0 2px,transparent 2px 7px)}
 .ml .bar>.reserve,.ml .bar>.outside{position:absolute;top:0;bottom:0;color:inherit}
 .ml .bar>.reserve{border-left:2px solid currentColor}
@@ -513,16 +516,22 @@ def _memory_frame(each: Each, ledger: MemoryLedger, microbatches: Sequence[int])
     def percent(gb: float) -> float:
         return round(100 * gb / axis_gb, 2)
 
-    def over(m: int, k: int) -> bool:
+    def over(k: int, m: int) -> bool:
         return blocks[m][k].state == OVER
 
-    def meaning(m: int, k: int) -> str:
+    def amount(k: int, m: int) -> str:
+        return f"{blocks[m][k].activations_gb:.2f}"
+
+    def state(k: int, m: int) -> str:
+        return blocks[m][k].state
+
+    def meaning(k: int, m: int) -> str:
         held = "fixed part + block 1" if k == 0 else f"fixed part + blocks 1–{k + 1}"
-        if not over(m, k):
+        if not over(k, m):
             return f"{held}: within the budget"
         if not fixed_fits:
             return "the fixed part alone is over"
-        if k and over(m, k - 1):
+        if k and over(k - 1, m):
             return "beyond where it breaks"
         return f"{held}: over, it breaks here"
 
@@ -533,13 +542,14 @@ def _memory_frame(each: Each, ledger: MemoryLedger, microbatches: Sequence[int])
     def block(k: int) -> str:
         return each(
             lambda m: str(k + 1),
-            lambda m: 'class="k over"' if over(m, k) else "class=k",
+            lambda m: 'class="k over"' if over(k, m) else "class=k",
         )
 
     picture = (
         f'<div class="scale"><b style="left:{percent(ledger.budget_gb)}%">budget {budget}</b>'
         f"<i>{each(lambda m: '→' if ledger.total_gb(m) > axis_gb else '')}</i></div>"
-        f'<div class="bar"><span class="fixed" style="width:{percent(ledger.fixed_gb)}%">fixed</span>'
+        f'<div class="bar"><span class="fixed{"" if fixed_fits else " over"}" '
+        f'style="width:{percent(ledger.fixed_gb)}%">fixed</span>'
         f'<span class="acts">{"".join(block(k) for k in range(count))}</span>'
         f"{each(lambda m: '', margin)}"
         f'<span class="reserve" style="left:{percent(ledger.budget_gb)}%;'
@@ -562,11 +572,8 @@ def _memory_frame(each: Each, ledger: MemoryLedger, microbatches: Sequence[int])
         ]
     ]
     for k in range(count):
-        value = each(lambda m, k=k: f"{blocks[m][k].activations_gb:.2f}")  # type: ignore[misc]
-        state = each(lambda m, k=k: blocks[m][k].state)  # type: ignore[misc]
-        rows.append(
-            [f"Block {k + 1}", Raw(f"{value} GB, {state}"), Raw(each(lambda m, k=k: meaning(m, k)))]  # type: ignore[misc]
-        )
+        computed = f"{each(partial(amount, k))} GB, {each(partial(state, k))}"
+        rows.append([f"Block {k + 1}", Raw(computed), Raw(each(partial(meaning, k)))])
     rows += [
         [
             "Predicted peak",
