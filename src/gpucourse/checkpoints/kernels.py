@@ -1,0 +1,388 @@
+"""Checkpoints of the chapter on kernels: count launches, read a trace's busy time, predict waves.
+
+None needs a GPU: the first runs small expressions on the CPU under the learner's own counter, the second draws
+traces like the recorded ones, the third is arithmetic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpucourse.checkpoints._core import Wrong, call, checkpoint, items, judge
+
+# --- launch counter --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Step:
+    """One statement on a contiguous 3-D tensor `y`, and what it costs by construction."""
+
+    text: str
+    run: Callable[[Any], Any]
+    launches: int = 0
+    copies: int = 0
+
+
+def _steps(shape: tuple[int, int, int], weight: Any) -> dict[str, list[_Step]]:
+    """List the statements by kind; each takes and leaves a contiguous tensor of this shape."""
+    import torch
+
+    def doubled_tail(y: Any) -> Any:
+        y[1:].mul_(2)
+        return y
+
+    def spread_head(y: Any) -> Any:
+        y[1:].copy_(y[:1])
+        return y
+
+    def allocated(y: Any) -> Any:
+        torch.empty_like(y)
+        return y
+
+    return {
+        "view": [
+            _Step("y = y.transpose(0, 2).transpose(2, 0)", lambda y: y.transpose(0, 2).transpose(2, 0)),
+            _Step("y = y.unsqueeze(0)[0]", lambda y: y.unsqueeze(0)[0]),
+            _Step(f"y = y.view(-1).view{shape}", lambda y: y.view(-1).view(shape)),
+            _Step("y = y.permute(1, 2, 0).permute(2, 0, 1)", lambda y: y.permute(1, 2, 0).permute(2, 0, 1)),
+        ],
+        "reshape that looks": [
+            _Step(f"y = y.reshape(-1).reshape{shape}", lambda y: y.reshape(-1).reshape(shape)),
+            _Step("y = y.contiguous()", lambda y: y.contiguous()),
+            _Step("y = y.to(torch.float32)", lambda y: y.to(torch.float32)),
+        ],
+        "reshape that copies": [
+            _Step(
+                f"y = y.transpose(0, 2).reshape(-1).view{shape}",
+                lambda y: y.transpose(0, 2).reshape(-1).view(shape),
+                1,
+                1,
+            ),
+            _Step(f"y = y.transpose(1, 2).reshape{shape}", lambda y: y.transpose(1, 2).reshape(shape), 1, 1),
+        ],
+        "copy": [
+            _Step("y = y.clone()", lambda y: y.clone(), 1, 1),
+            _Step(
+                f"y = y.transpose(0, 1).contiguous().view{shape}",
+                lambda y: y.transpose(0, 1).contiguous().view(shape),
+                1,
+                1,
+            ),
+        ],
+        "cast": [_Step("y = y.double().float()", lambda y: y.double().float(), 2, 2)],
+        "copy in place": [_Step("y[1:].copy_(y[:1])", spread_head, 1, 1)],
+        "update in place": [
+            _Step("y.add_(1)", lambda y: y.add_(1), 1),
+            _Step("y[1:].mul_(2)", doubled_tail, 1),
+        ],
+        "compute": [
+            _Step("y = y + 0.5", lambda y: y + 0.5, 1),
+            _Step("y = y.tanh()", lambda y: y.tanh(), 1),
+            _Step("y = -y", lambda y: -y, 1),
+        ],
+        "product": [_Step("y = y @ w", lambda y: y @ weight, 1)],
+        "allocation": [_Step("torch.empty_like(y)", allocated)],
+    }
+
+
+def _expression(rng: np.random.Generator) -> tuple[list[_Step], Any]:
+    """Draw a program that holds every kind of statement, and its input."""
+    import torch
+
+    # Every extent is 2 or more: a transposed axis of length 1 is still contiguous and copies nothing.
+    shape = tuple(int(size) for size in rng.integers(2, 8, size=3))
+    generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+    x = torch.rand(shape, generator=generator)
+    weight = torch.rand((shape[2], shape[2]), generator=generator)
+    kinds = _steps((shape[0], shape[1], shape[2]), weight)
+    names = list(kinds)
+    drawn = [*names, *(names[int(i)] for i in rng.integers(len(names), size=int(rng.integers(1, 6))))]
+    program = [kinds[drawn[int(place)]] for place in rng.permutation(len(drawn))]
+    # The first statement computes, so that what follows may write in place and leave the input alone.
+    first = _Step("y = x * 1.5", lambda y: y * 1.5, 1)
+    return [first, *(steps[int(rng.integers(len(steps)))] for steps in program)], x
+
+
+def _run(steps: list[_Step]) -> Callable[[Any], Any]:
+    def expression(x: Any) -> Any:
+        y = x
+        for step in steps:
+            y = step.run(y)
+        return y
+
+    return expression
+
+
+def _tallies(steps: list[_Step], x: Any) -> dict[str, int]:
+    """Count as the usual slips do, by running the expression under a dispatch mode."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[Any] = []
+
+    class Listing(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Listing():
+        _run(steps)(x)
+    names = [func.overloadpacket.__name__ for func in seen]
+    in_place = sum(step.launches for step in steps if "in place" in _kind(step))
+    return {
+        "everything": len(seen),
+        "is_view": sum(not func.is_view for func in seen),
+        "unsafe": names.count("_unsafe_view"),
+        "allocated": names.count("empty_like"),
+        "in place": in_place,
+        "clone": names.count("clone"),
+        "copy_": names.count("copy_"),
+        "_to_copy": names.count("_to_copy"),
+    }
+
+
+def _kind(step: _Step) -> str:
+    return "in place" if "_(" in step.text and not step.text.startswith(("y =", "torch")) else ""
+
+
+@checkpoint("kernels.launch_counter")
+def launch_counter(answer: Any, rng: np.random.Generator) -> str:
+    """A function ``(fn, *args) -> (launches, copies)`` that counts below autograd and skips views."""
+    for _ in range(5):
+        steps, x = _expression(rng)
+        expression = _run(steps)
+        launches, copies = sum(s.launches for s in steps), sum(s.copies for s in steps)
+        found = call(answer, expression, x)
+        text = "; ".join(step.text for step in steps)
+        case = f"the expression `{text}` on shape {tuple(x.shape)}"
+        if isinstance(found, int | float) and not isinstance(found, bool):
+            raise Wrong("Two numbers are wanted, the launches and how many of them only copy; one came back.")
+        pair = items(found, "what your function returns, `(launches, copies)`", length=2)
+        seen = _tallies(steps, x)
+        free = seen["unsafe"] + seen["allocated"]
+        judge(
+            pair[0],
+            launches,
+            {
+                "counted every operation: a view only writes a new shape and stride, and launches nothing": seen[
+                    "everything"
+                ],
+                "`is_view` does not cover everything that launches nothing: look at `_unsafe_view` and at "
+                "allocation": seen["is_view"],
+                "still counts `_unsafe_view`, which shares the memory that it is given": launches
+                + seen["unsafe"],
+                "counts `empty_like`, which reserves memory and writes none of it": launches
+                + seen["allocated"],
+                "left out the operations that write in place: their result shares memory with an argument, "
+                "but they do write": launches - seen["in place"],
+                "left out in-place operations, and counts what launches nothing": launches
+                - seen["in place"]
+                + free,
+                "left out the copies: a copy is a kernel like another": launches - copies,
+                "left out the clones: a reshape that cannot be a view copies": launches - seen["clone"],
+                "turned round: the launches come first, then the copies": copies,
+            },
+            case=case,
+            what="the number of launches",
+        )
+        judge(
+            pair[1],
+            copies,
+            {
+                "counted clones only: `copy_` and `_to_copy` copy too": seen["clone"],
+                "missed `_to_copy`, which a change of dtype becomes": copies - seen["_to_copy"],
+                "missed `copy_`, the copy into memory that is there already": copies - seen["copy_"],
+                "missed the clones, which `reshape` and `contiguous` become where they must copy": copies
+                - seen["clone"],
+                "counted launches, not copies": launches,
+                "counted `_unsafe_view` as a copy: it follows one": copies + seen["unsafe"],
+            },
+            case=case,
+            what="the number of copies",
+        )
+    return (
+        "Your counter tells what launches from what only looks, and sees the copies that `reshape` hides. "
+        "It cannot see how many kernels one operation becomes: for that, ask the device."
+    )
+
+
+# --- busy time -------------------------------------------------------------------------------------------
+
+
+def _draw_trace(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Draw a trace in which kernels overlap across streams, one covers others, and gaps stay open."""
+    streams = [
+        7,
+        *(int(s) for s in rng.choice(np.arange(13, 40), size=int(rng.integers(1, 3)), replace=False)),
+    ]
+    start = float(rng.integers(1_000, 90_000))  # a trace's clock does not begin at 0
+    kernels: list[dict[str, Any]] = []
+    for stream in streams:
+        at = start + float(rng.integers(0, 40)) / 4
+        for _ in range(int(rng.integers(4, 9))):
+            duration = float(rng.integers(4, 120)) / 4
+            kernels.append({"stream": stream, "start_us": at, "duration_us": duration})
+            at += duration + float(rng.integers(1, 60)) / 4
+    # One long kernel that covers others whole, then a stretch in which nothing runs, then a short last one.
+    cover = dict(kernels[1])
+    longest = float(rng.integers(200, 300)) / 4
+    kernels.append({"stream": 99, "start_us": cover["start_us"] - 1.25, "duration_us": longest})
+    end = max(k["start_us"] + k["duration_us"] for k in kernels)
+    kernels.append({"stream": 7, "start_us": end + float(rng.integers(40, 200)) / 4, "duration_us": 2.5})
+    # And one that starts last but ends before an earlier one does.
+    kernels.append({"stream": streams[1], "start_us": end + 60, "duration_us": 90.0})
+    kernels.append({"stream": 99, "start_us": end + 75, "duration_us": 3.75})
+    order = rng.permutation(len(kernels))
+    return [
+        {"name": f"kernel_{place}", "op": "aten::add", **kernels[int(index)]}
+        for place, index in enumerate(order)
+    ]
+
+
+def _union(intervals: list[tuple[float, float]]) -> float:
+    busy, reach = 0.0, -math.inf
+    for start, end in sorted(intervals):
+        busy += max(0.0, end - max(start, reach))
+        reach = max(reach, end)
+    return busy
+
+
+def _union_last_end(intervals: list[tuple[float, float]]) -> float:
+    """Merge as the usual slip does: the reach is the last interval's end, not the furthest."""
+    busy, reach = 0.0, -math.inf
+    for start, end in sorted(intervals):
+        busy += max(0.0, end - max(start, reach))
+        reach = end
+    return busy
+
+
+@checkpoint("kernels.busy_time")
+def busy_time(answer: Any, rng: np.random.Generator) -> str:
+    """A function ``kernels -> (busy_us, idle_us)`` over a trace with several streams."""
+    for trial in range(6):
+        kernels = _draw_trace(rng)
+        if trial == 0:  # the plain case first: one stream, in order
+            kernels = sorted((k for k in kernels if k["stream"] == 7), key=lambda k: k["start_us"])
+        spans = [(k["start_us"], k["start_us"] + k["duration_us"]) for k in kernels]
+        first, last = min(s for s, _ in spans), max(e for _, e in spans)
+        ordered = sorted(spans)
+        busy = _union(spans)
+        streams = {k["stream"] for k in kernels}
+        by_stream = sum(
+            _union([s for s, k in zip(spans, kernels, strict=True) if k["stream"] == one]) for one in streams
+        )
+        total = sum(end - start for start, end in spans)
+        found = items(call(answer, kernels), "what your function returns, `(busy_us, idle_us)`", length=2)
+        case = f"{len(kernels)} kernels on {len(streams)} stream{'s' * (len(streams) > 1)}, listed " + (
+            "in order" if trial == 0 else "in no order"
+        )
+        judge(
+            found[0],
+            busy,
+            {
+                "added the durations: where two streams overlap, that time is counted twice": total,
+                "added the streams' busy times: the device is busy once when two streams are": by_stream,
+                "a long kernel can cover later ones: keep the furthest end so far, not the last one's": (
+                    _union_last_end(spans)
+                ),
+                "kernels are not listed in the order of their start: sort first": _union_unsorted(spans),
+                "that is the whole span, from the first start to the last end": last - first,
+                "that is the idle time: busy comes first": last - first - busy,
+            },
+            case=case,
+            what="the busy time in µs",
+        )
+        judge(
+            found[1],
+            last - first - busy,
+            {
+                "idle and busy together are the span, and the durations' sum is not the busy time": last
+                - first
+                - total,
+                "measured from 0: the span begins at the first kernel's start": last - busy,
+                "the span ends at the last end, which is not the last-started kernel's end": ordered[-1][1]
+                - first
+                - busy,
+                "the span ends where the last kernel ends, not where it starts": ordered[-1][0]
+                - first
+                - busy,
+                "that is the whole span: the busy time is still in it": last - first,
+                "added up gaps stream by stream: the device is idle only where no stream runs": _gaps_by_stream(
+                    kernels
+                ),
+            },
+            case=case,
+            what="the idle time in µs",
+        )
+    return "Busy is a union over streams, and idle is what the span has left over."
+
+
+def _union_unsorted(intervals: list[tuple[float, float]]) -> float:
+    busy, reach = 0.0, -math.inf
+    for start, end in intervals:
+        busy += max(0.0, end - max(start, reach))
+        reach = max(reach, end)
+    return busy
+
+
+def _gaps_by_stream(kernels: list[dict[str, Any]]) -> float:
+    gaps = 0.0
+    for stream in {k["stream"] for k in kernels}:
+        mine = sorted(
+            (k["start_us"], k["start_us"] + k["duration_us"]) for k in kernels if k["stream"] == stream
+        )
+        gaps += sum(after[0] - before[1] for before, after in zip(mine, mine[1:], strict=False))
+    return gaps
+
+
+# --- waves -----------------------------------------------------------------------------------------------
+
+
+@checkpoint("kernels.waves")
+def waves(answer: Any, rng: np.random.Generator) -> str:
+    """A function of a product's size, tile and device that predicts its time in whole waves."""
+    for _ in range(12):
+        tile_m, tile_n = (int(t) for t in rng.choice([32, 64, 96, 128, 256], size=2))
+        m = int(rng.integers(2, 60)) * tile_m - int(rng.integers(1, tile_m))
+        n = int(rng.integers(2, 40)) * tile_n - int(rng.integers(1, tile_n))
+        multiprocessors = int(rng.choice([46, 58, 72, 80, 84, 108, 114, 128, 132, 148]))
+        resident = int(rng.integers(1, 5))
+        wave_us = float(rng.integers(40, 900)) / 4
+        found = call(answer, m, n, tile_m, tile_n, multiprocessors, resident, wave_us)
+        tiles = math.ceil(m / tile_m) * math.ceil(n / tile_n)
+        slots = multiprocessors * resident
+        case = (
+            f"{m} × {n} in tiles of {tile_m} × {tile_n} on {multiprocessors} multiprocessors that hold "
+            f"{resident} block{'s' * (resident > 1)} each, {wave_us:g} µs a wave"
+        )
+        judge(
+            found,
+            math.ceil(tiles / slots) * wave_us,
+            {
+                "a wave that is not full takes a whole wave's time: round the waves up": tiles
+                / slots
+                * wave_us,
+                "the last wave is missing: round up, not down": (tiles // slots) * wave_us,
+                "took one block a multiprocessor: the device holds several": (
+                    math.ceil(tiles / multiprocessors) * wave_us
+                ),
+                "a tile that hangs over the edge is a whole block: round up along rows and columns": (
+                    math.ceil((m // tile_m) * (n // tile_n) / slots) * wave_us
+                ),
+                "divided areas: a tile that hangs over the edge is a whole block, so round up along each side": (
+                    math.ceil(math.ceil(m * n / (tile_m * tile_n)) / slots) * wave_us
+                ),
+                "that is the number of waves, not their time": math.ceil(tiles / slots),
+                "that is the time of all blocks one after the other: a wave holds many": tiles * wave_us,
+                "counted along the rows only: the grid has columns too": (
+                    math.ceil(math.ceil(m / tile_m) / slots) * wave_us
+                ),
+            },
+            case=case,
+            what="the predicted time in µs",
+        )
+    return "Tiles round up along each side, blocks round up to whole waves: two roundings, one staircase."
