@@ -40,9 +40,9 @@ _LAUNCH = re.compile(r"Launch(Cooperative)?Kernel|GraphLaunch|Memcpy|Memset")
 def short_name(name: str) -> str:
     """Shorten a kernel's C++ name to what tells it apart.
 
-    Element-wise kernels keep what they compute, library products their own name with the tile.
+    Element-wise kernels (over one tensor or a list) keep what they compute, library products their own name with the tile.
     """
-    bare = name.removeprefix("void ")
+    bare = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     wrapped = re.match(r"cutlass::Kernel2?<(\w+)>", bare)
     if wrapped:
         return wrapped.group(1)
@@ -52,7 +52,7 @@ def short_name(name: str) -> str:
     tiled = re.match(r"(sm\d+_xmma_gemm)_.*tilesize(\d+x\d+)", base)
     if tiled:
         return f"{tiled.group(1)}_{tiled.group(2)}{'_split_k' if 'split_k' in base else ''}"
-    if base.endswith("elementwise_kernel"):
+    if base.endswith(("elementwise_kernel", "multi_tensor_apply_kernel")):
         for pattern in (r"\w+_kernel_cuda", r"\w*[Ff]unctor\w*", r"\b(?!gpu_kernel)\w+_kernel_impl"):
             found = re.search(pattern, rest)
             if found:
