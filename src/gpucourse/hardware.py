@@ -571,8 +571,8 @@ def device(name: str) -> Device:
     if found is None:
         near = ", ".join(repr(one) for one in difflib.get_close_matches(str(name), _BY_NAME, n=3, cutoff=0.0))
         raise UnknownDeviceError(
-            f"no datasheet record of {name!r}; the nearest names are {near}, and names match exactly, because a "
-            "neighbour's figures would be wrong. Everything else runs without a record; "
+            f"no datasheet record of {name!r}; the nearest names are {near}, and names match exactly, because "
+            "a neighbour's figures would be wrong. Everything else runs without a record; "
             "gpucourse.roofline.measure_roofline measures this card's own ceilings"
         )
     return found
