@@ -39,6 +39,8 @@ def _registry() -> pint.UnitRegistry[Any]:
     registry: pint.UnitRegistry[Any] = pint.UnitRegistry(on_redefinition="ignore")
     registry.define("bit = [information]")
     registry.define("FLOP = [floating_point_operation]")
+    # What pint worked out for byte and its multiples before the redefinition would stay as it was.
+    registry._build_cache()
     return registry
 
 
