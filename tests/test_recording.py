@@ -148,11 +148,12 @@ def test_the_fingerprint_is_the_same_on_every_python():
     assert found == "71e8b691a7fe0c55cadbf1ae084da56e11dd7945dfefc3f77bbac2a0016da8ef"
 
 
-def test_a_missing_recording_lists_what_there_is(folder):
-    with pytest.raises(
-        MissingRecordingError, match=r"no recording 'nothing' for nvidia-h200 \(there are: none\)"
-    ):
-        load("nothing")
+def test_a_missing_recording_names_the_nearest(gpu, monkeypatch):
+    record(monkeypatch)
+    with pytest.raises(MissingRecordingError, match=r"no recording 'measure' for nvidia-h200 \(nearest: measured\)"):
+        load("measure")
+    with pytest.raises(MissingRecordingError, match=r"no recording 'else' for nvidia-h200 \(1 of other names\)"):
+        load("else")
 
 
 def damage_truncate(text: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import difflib
 import functools
 import hashlib
 import importlib
@@ -378,9 +379,10 @@ def load(name: str) -> Recording:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        known = ", ".join(names()) or "none"
+        near = difflib.get_close_matches(name, names(), n=3)
+        known = f"nearest: {', '.join(near)}" if near else f"{len(names())} of other names"
         raise MissingRecordingError(
-            f"there is no recording {name!r} for {path.parent.name} (there are: {known}). On a CUDA machine, "
+            f"there is no recording {name!r} for {path.parent.name} ({known}). On a CUDA machine, "
             "`gpucourse record` makes it from the chapter that defines it."
         ) from None
     except UnicodeDecodeError as error:

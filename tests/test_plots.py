@@ -1,0 +1,67 @@
+"""Tests of the book's chart: what every figure carries, whatever it draws."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpucourse.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, Chart, figure
+from gpucourse.recording import Recording
+
+
+def chart(**changes) -> Chart:
+    fig, ax = figure()
+    ax.plot([0, 1], [0, 1], color=BLUE)
+    ax.set_xlabel("width")
+    facts = {"caption": "A <line>.", "alt": 'From "0" to 1.', "header": ["x", "y"], "rows": [[0, 0], [1, 1]]}
+    return Chart(fig, **(facts | changes))
+
+
+def test_text_takes_the_pages_colour_so_that_it_reads_in_light_and_dark():
+    svg = chart().svg()
+    assert "currentColor" in svg
+    assert "#010203" not in svg
+    assert not re.search(r"(fill|stroke): ?#(000000|ffffff)", svg)
+
+
+def test_two_charts_on_one_page_share_no_element_name():
+    one, two = (set(re.findall(r'id="([^"]+)"', chart().svg())) for _ in range(2))
+    assert one
+    assert not one & two
+
+
+def test_every_reference_inside_a_chart_has_its_target():
+    svg = chart().svg()
+    targets = set(re.findall(r'id="([^"]+)"', svg))
+    assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg)) <= targets
+
+
+def test_caption_description_provenance_and_table_are_there_and_escaped():
+    source = Recording(name="x", data={}, provenance={"gpu": "NVIDIA H200", "date": "2026-12-01T00:00:00"})
+    found = chart(source=source)._repr_html_()
+    for part in (
+        "A &lt;line&gt;.",
+        'aria-label="From &quot;0&quot; to 1."',
+        "recorded on NVIDIA H200, 2026-12-01",
+        "<td>1</td>",
+    ):
+        assert part in found
+
+
+def test_the_same_figure_gives_the_same_bytes():
+    first, second = (re.sub(r"c\d+-", "", chart().svg()) for _ in range(2))
+    assert first == second
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#14181e"])
+@pytest.mark.parametrize("colour", [BLUE, ORANGE, GREEN, PURPLE, GREY])
+def test_every_colour_has_a_contrast_of_three_to_one_in_light_and_dark(colour, page):
+    high, low = sorted((luminance(colour), luminance(page)), reverse=True)
+    assert (high + 0.05) / (low + 0.05) >= 3
