@@ -48,7 +48,12 @@ class Readings:
 
 
 def _us(value: float | None) -> str:
-    return "unavailable" if value is None else format_time_ms(value / 1e3)
+    return "unavailable" if value is None else _ms(value / 1e3)
+
+
+def _ms(value: float) -> str:
+    """Format a time so that number and unit stay on one line of a narrow table."""
+    return format_time_ms(value).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 # --- the simulated queue -----------------------------------------------------------------------------------
@@ -110,23 +115,19 @@ def lanes(
             edgecolor=plots.INK,
             linewidth=0.5,
         )
-        if span.end_us - span.start_us > 0.012 * last * len(span.name):
+        text = "waits" if span.kind == "wait" else span.name
+        if span.end_us - span.start_us > 0.018 * last * len(text):  # about the width of a letter
             middle = (span.start_us + span.end_us) / 2
-            ax.text(middle, row, span.name, ha="center", va="center", fontsize=8, color=plots.INK)
-    for k, (label, (begin, end)) in enumerate(timers.items()):
+            ax.text(middle, row, text, ha="center", va="center", fontsize=8, color=plots.INK)
+    for k, (begin, end) in enumerate(timers.values()):
         row = len(names) + k
         ax.plot([begin, end], [row, row], "|-", color=plots.GREEN, markersize=9)
         ax.annotate(
-            f"{label}: {_us(end - begin)}",
-            (end, row),
-            (6, 0),
-            textcoords="offset points",
-            va="center",
-            color=plots.INK,
+            _us(end - begin), (end, row), (6, 0), textcoords="offset points", va="center", color=plots.INK
         )
-    ax.set_yticks(range(len(names)), labels=names)
+    ax.set_yticks(range(len(names) + len(timers)), labels=[*names, *timers])
     ax.set_ylim(len(names) + len(timers) - 0.4, -0.6)
-    ax.set_xlim(0, last * 1.45)
+    ax.set_xlim(0, last * 1.18)
     ax.set_xlabel("µs since the first launch (simulated)")
     ax.spines["left"].set_visible(False)
     ax.tick_params(axis="y", length=0)
@@ -164,13 +165,13 @@ def achieved_rates(source: Recording) -> plots.Chart:
     ax.set_yscale("log")
     curves = (
         ("wall", "host clock, read at once", plots.ORANGE, (-6, 4), "right"),
-        ("waited", "host clock, after synchronize", plots.GREEN, (8, -14), "left"),
-        ("pair", "event pair", plots.BLUE, (-6, 8), "right"),
+        ("waited", "host clock, after synchronize", plots.GREEN, (8, -12), "left"),
+        ("pair", "event pair", plots.BLUE, (0, -16), "center"),
     )
     for key, text, colour, offset, side in curves:
         rates = [row[f"{key}_tflops"] for row in rows]
         ax.plot(widths, rates, "o-", color=colour)
-        at = {"wall": -2, "waited": 0, "pair": 2}[key]
+        at = {"wall": -2, "waited": 1, "pair": -2}[key]
         ax.annotate(text, (widths[at], rates[at]), offset, textcoords="offset points", color=colour, ha=side)
     limit = None
     if record is not None:
@@ -217,7 +218,7 @@ def achieved_rates(source: Recording) -> plots.Chart:
             (
                 f"{row['n']:,}",
                 row["launches"],
-                *(format_time_ms(row[f"{key}_ms"]) for key in ("wall", "waited", "pair")),
+                *(_ms(row[f"{key}_ms"]) for key in ("wall", "waited", "pair")),
                 format_rate(row["wall_tflops"] * 1e12),
                 verdict(row),
             )
@@ -279,7 +280,7 @@ def first_calls(source: Recording) -> plots.Chart:
         colour = plots.ORANGE if first[row["call"]] else plots.BLUE
         ax.barh(k, row["ms"] - left, left=left, height=0.7, color=colour)
         ax.annotate(
-            format_time_ms(row["ms"]),
+            _ms(row["ms"]),
             (row["ms"], k),
             (4, 0),
             textcoords="offset points",
@@ -302,7 +303,7 @@ def first_calls(source: Recording) -> plots.Chart:
         rows=[
             (
                 row["call"],
-                format_time_ms(row["ms"]),
+                _ms(row["ms"]),
                 "not counted" if row["driver_allocations"] is None else row["driver_allocations"],
             )
             for row in calls
@@ -324,11 +325,11 @@ def hidden_waits(source: Recording) -> Readings:
     for row in source["calls"]:
         waited = row["host_ms"] > pending / 2
         warned = f"{row['warnings']} ×" if row["warnings"] else "–"
-        rows.append((row["call"], warned, format_time_ms(row["host_ms"]), "waits" if waited else "goes on"))
+        rows.append((row["call"], warned, _ms(row["host_ms"]), "waits" if waited else "goes on"))
     return Readings(
         ("Call", "Warning", "Host time", "The host"),
         tuple(rows),
-        f"Calls made while {format_time_ms(pending)} of work are pending",
+        f"Calls made while {_ms(pending)} of work are pending",
         source.line(),
     )
 
@@ -409,6 +410,10 @@ def readings_per_call(source: Recording) -> plots.Chart:
     )
 
 
+def _signed(us: float) -> str:
+    return f"{us:+.2f}\N{NO-BREAK SPACE}µs".replace("-", "\N{MINUS SIGN}")
+
+
 _WAYS = {
     "pair_idle": "pair, idle queue",
     "pair_spin": "pair, spin",
@@ -461,7 +466,7 @@ def ways(source: Recording, *, against: str = "") -> Readings:
             elif found.get(against) is None:
                 cells.append("unavailable")
             else:
-                cells.append(f"{found['profiled_us'] - found[against]:+.2f} µs")
+                cells.append(_signed(found["profiled_us"] - found[against]))
         if not against:
             cells.append(_us(row["graph_40"]["kernel_us"]))
         rows.append((_CASES.get(label, label), *cells))
@@ -494,9 +499,9 @@ def instrument(source: Recording) -> Readings:
     rows = [
         (
             labels.get(key, key),
-            format_time_ms(timing["median_ms"]),
-            format_time_ms(timing["elapsed_ms"]),
-            format_time_ms(timing["host_ms"]),
+            _ms(timing["median_ms"]),
+            _ms(timing["elapsed_ms"]),
+            _ms(timing["host_ms"]),
             "launches" if timing["launch_bound"] else "the device's work",
         )
         for key, timing in source.items()
