@@ -143,10 +143,13 @@ def not_yet_measured(site: Path) -> list[str]:
 
 
 def publish(rendered: Path, site: Path) -> None:
-    """Put a copy of the rendered site in place, whole."""
+    """Put a copy of the rendered site in place, whole.
+
+    The theme's source maps, a quarter of the site, serve only those who mend the theme.
+    """
     new = site.with_name(".html-new")
     shutil.rmtree(new, ignore_errors=True)
-    shutil.copytree(rendered, new)
+    shutil.copytree(rendered, new, ignore=shutil.ignore_patterns("*.map"))
     shutil.rmtree(site, ignore_errors=True)
     new.rename(site)
 

@@ -77,7 +77,7 @@ def small_book(tmp_path: Path, vendor: Path) -> SmallBook:
     for name in ("_config.yml", "requirements.txt", "book/build.py"):
         shutil.copy(ROOT / name, root / name)
     for name in ("book/_ext", "book/_templates", "book/assets", "src"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "nvidia-*"))
     (root / "book" / "vendor").symlink_to(vendor, target_is_directory=True)
     book = SmallBook(root=root)
     book.write("_toc.yml", "format: jb-book\nroot: book/index\nchapters:\n  - file: book/page\n")

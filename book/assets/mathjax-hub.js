@@ -1,14 +1,9 @@
-// Labels of widgets typeset themselves through MathJax 2's queue; the site serves MathJax 3. This lends the
-// old name to the new call. Sphinx sets window.MathJax (the configuration) before MathJax itself loads, and
-// MathJax keeps what it finds there.
-window.MathJax = window.MathJax || {};
-window.MathJax.Hub = {
-  Queue: function (command) {
-    const element = command && command[2];
-    if (element && window.MathJax.startup && window.MathJax.typesetPromise) {
-      window.MathJax.startup.promise.then(() => window.MathJax.typesetPromise([element]));
-    }
-  },
-  Config: function () {},
-  Configured: function () {},
-};
+// Labels of widgets have themselves typeset through MathJax 2's queue; the site serves MathJax 3. This lends the
+// old name to the new call. It runs after MathJax (both are deferred, in this order) and before the widgets are
+// drawn (on load). On a page without mathematics there is no MathJax, and widgets do not ask for it.
+if (window.MathJax && window.MathJax.startup) {
+  window.MathJax.Hub = {
+    Queue: ([, , element]) =>
+      window.MathJax.startup.promise.then(() => window.MathJax.typesetPromise([element])),
+  };
+}

@@ -180,6 +180,8 @@ def open_page(chromium: Browser, site: Path, origin: str) -> Iterator[OpenPage]:
         watches.append(watch)
         page.watch = watch  # type: ignore[attr-defined]
         page.goto(f"{origin if scheme == 'http' else site.as_uri()}/{path}", wait_until="load")
+        if path == "index.html":  # sends the reader on to the first page
+            page.wait_for_url("**/book/index.html")
         if options.get("java_script_enabled", True):
             settle(page)
         return page
