@@ -109,6 +109,8 @@ def validate_shapes_and_units(batch: Mapping[str, Any]) -> RooflineInputs:
     RooflineInputError
         A symbol is missing or unknown, has no unit or one of another dimension, holds something that is not
         a finite real number, is not positive (I may be 0, a plain copy), or its shape disagrees with another.
+    TypeError
+        `batch` is no mapping.
 
     Examples
     --------
