@@ -141,6 +141,15 @@ def test_a_new_method_of_an_instrument_makes_it_stale(gpu, monkeypatch, no_gpu):
         notebook(cell)["measured"]()
 
 
+def test_a_learners_variable_named_like_an_attribute_or_a_local_is_no_part_of_the_code():
+    cell = "import types\n@recorded\ndef measured():\n    n = 1\n    return {'x': types.SimpleNamespace(name=n).name}\n"
+    scope = notebook(cell)
+    before = fingerprint(scope["measured"].function)
+    scope |= {"name": "mine", "n": 7}
+    scope["measured"].function.__globals__.update(name="mine", n=7)
+    assert fingerprint(scope["measured"].function) == before
+
+
 def test_the_fingerprint_is_the_same_on_every_python():
     # Python 3.12 splits f-strings into tokens, 3.11 does not; this value was computed on 3.11.
     cell = 'def measured():\n    """Doc."""\n    x = 2\n    return {f"a{x:>{3}}b": f\'{x!r} {"y"}\', "c": (1, [x])}\n'
@@ -150,9 +159,13 @@ def test_the_fingerprint_is_the_same_on_every_python():
 
 def test_a_missing_recording_names_the_nearest(gpu, monkeypatch):
     record(monkeypatch)
-    with pytest.raises(MissingRecordingError, match=r"no recording 'measure' for nvidia-h200 \(nearest: measured\)"):
+    with pytest.raises(
+        MissingRecordingError, match=r"no recording 'measure' for nvidia-h200 \(nearest: measured\)"
+    ):
         load("measure")
-    with pytest.raises(MissingRecordingError, match=r"no recording 'else' for nvidia-h200 \(1 of other names\)"):
+    with pytest.raises(
+        MissingRecordingError, match=r"no recording 'else' for nvidia-h200 \(1 of other names\)"
+    ):
         load("else")
 
 

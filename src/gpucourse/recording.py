@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import datetime
 import difflib
+import dis
 import functools
 import hashlib
 import importlib
@@ -219,9 +220,12 @@ def _parts_of(thing: Any) -> list[Any]:
 
 
 def _global_words(code: types.CodeType) -> set[str]:
-    """Give the names that a function looks up outside itself (attribute names among them)."""
+    """Give the names that a function looks up in its notebook: no local names, no attributes."""
+    loaded = {
+        step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
     inner = (item for item in code.co_consts if isinstance(item, types.CodeType))
-    return set(code.co_names).union(*(_global_words(item) for item in inner))
+    return loaded.union(*(_global_words(item) for item in inner))
 
 
 def fingerprint(function: Callable[..., Any]) -> dict[str, Any]:

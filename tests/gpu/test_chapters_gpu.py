@@ -19,10 +19,10 @@ MEMORY_GB = 1.5
 
 STRANGER = f"""
 import torch
-name, total = "NVIDIA Strange 9000", int({MEMORY_GB} * 1e9)
-torch.cuda.get_device_name = lambda *_: name
-torch.cuda.set_per_process_memory_fraction(total / torch.cuda.get_device_properties().total_memory)
-torch.cuda.mem_get_info = lambda *_: (total - torch.cuda.memory_reserved(), total)
+_total = int({MEMORY_GB} * 1e9)
+torch.cuda.get_device_name = lambda *_: "NVIDIA Strange 9000"
+torch.cuda.set_per_process_memory_fraction(_total / torch.cuda.get_device_properties().total_memory)
+torch.cuda.mem_get_info = lambda *_: (_total - torch.cuda.memory_reserved(), _total)
 """
 
 
