@@ -32,9 +32,9 @@ serve: book ## build the book and serve it on localhost (PORT=8000)
 	@echo "http://localhost:$(PORT)/  (Ctrl-C ends it)"
 	@$(RUN) -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
 
-test: lint vendor browser ## everything: lint, all tests, the book built and driven in a browser
+# Two runs, for a test that drives a browser leaves an event loop behind that others cannot share.
+test: lint browser book ## everything: lint, the book built and driven in a browser, all tests
 	$(PYTEST) -m "not browser" $(PYTEST_ARGS)
-	@$(RUN) book/build.py
 	$(PYTEST) -m browser tests/browser $(PYTEST_ARGS)
 
 check: lint fast-tests ## lint and the fast tests: no book, no browser
