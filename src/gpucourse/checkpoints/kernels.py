@@ -7,6 +7,7 @@ traces like the recorded ones, the third is arithmetic.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,7 @@ class _Step:
     run: Callable[[Any], Any]
     launches: int = 0
     copies: int = 0
+    in_place: int = 0
 
 
 def _steps(shape: tuple[int, int, int], weight: Any) -> dict[str, list[_Step]]:
@@ -75,10 +77,10 @@ def _steps(shape: tuple[int, int, int], weight: Any) -> dict[str, list[_Step]]:
             ),
         ],
         "cast": [_Step("y = y.double().float()", lambda y: y.double().float(), 2, 2)],
-        "copy in place": [_Step("y[1:].copy_(y[:1])", spread_head, 1, 1)],
+        "copy in place": [_Step("y[1:].copy_(y[:1])", spread_head, 1, 1, 1)],
         "update in place": [
-            _Step("y.add_(1)", lambda y: y.add_(1), 1),
-            _Step("y[1:].mul_(2)", doubled_tail, 1),
+            _Step("y.add_(1)", lambda y: y.add_(1), 1, 0, 1),
+            _Step("y[1:].mul_(2)", doubled_tail, 1, 0, 1),
         ],
         "compute": [
             _Step("y = y + 0.5", lambda y: y + 0.5, 1),
@@ -88,24 +90,6 @@ def _steps(shape: tuple[int, int, int], weight: Any) -> dict[str, list[_Step]]:
         "product": [_Step("y = y @ w", lambda y: y @ weight, 1)],
         "allocation": [_Step("torch.empty_like(y)", allocated)],
     }
-
-
-def _expression(rng: np.random.Generator) -> tuple[list[_Step], Any]:
-    """Draw a program that holds every kind of statement, and its input."""
-    import torch
-
-    # Every extent is 2 or more: a transposed axis of length 1 is still contiguous and copies nothing.
-    shape = tuple(int(size) for size in rng.integers(2, 8, size=3))
-    generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
-    x = torch.rand(shape, generator=generator)
-    weight = torch.rand((shape[2], shape[2]), generator=generator)
-    kinds = _steps((shape[0], shape[1], shape[2]), weight)
-    names = list(kinds)
-    drawn = [*names, *(names[int(i)] for i in rng.integers(len(names), size=int(rng.integers(1, 6))))]
-    program = [kinds[drawn[int(place)]] for place in rng.permutation(len(drawn))]
-    # The first statement computes, so that what follows may write in place and leave the input alone.
-    first = _Step("y = x * 1.5", lambda y: y * 1.5, 1)
-    return [first, *(steps[int(rng.integers(len(steps)))] for steps in program)], x
 
 
 def _run(steps: list[_Step]) -> Callable[[Any], Any]:
@@ -118,92 +102,96 @@ def _run(steps: list[_Step]) -> Callable[[Any], Any]:
     return expression
 
 
-def _tallies(steps: list[_Step], x: Any) -> dict[str, int]:
-    """Count as the usual slips do, by running the expression under a dispatch mode."""
+def _tally(step: _Step, y: Any) -> dict[str, int]:
+    """Count how often each operation runs in one statement, by name."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    seen: list[Any] = []
+    names: dict[str, int] = {}
 
-    class Listing(TorchDispatchMode):
+    class Listing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
+            name = func.overloadpacket.__name__
+            names[name] = names.get(name, 0) + 1
             return func(*args, **(kwargs or {}))
 
-    with Listing():
-        _run(steps)(x)
-    names = [func.overloadpacket.__name__ for func in seen]
-    in_place = sum(step.launches for step in steps if "in place" in _kind(step))
-    return {
-        "everything": len(seen),
-        "is_view": sum(not func.is_view for func in seen),
-        "unsafe": names.count("_unsafe_view"),
-        "allocated": names.count("empty_like"),
-        "in place": in_place,
-        "clone": names.count("clone"),
-        "copy_": names.count("copy_"),
-        "_to_copy": names.count("_to_copy"),
-    }
+    with Listing():  # type: ignore[no-untyped-call]
+        step.run(y)
+    return names
 
 
-def _kind(step: _Step) -> str:
-    return "in place" if "_(" in step.text and not step.text.startswith(("y =", "torch")) else ""
+def _telling_expression(
+    rng: np.random.Generator,
+) -> tuple[list[_Step], Any, int, int, dict[str, float], dict[str, float]]:
+    """Draw an expression on which no two of the usual slips give the same number."""
+    import torch
+
+    # Extents of 2 or more, each its own: else a transposed axis may stay contiguous, and nothing is copied.
+    shape = tuple(int(size) for size in rng.permutation(np.arange(2, 8))[:3])
+    generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+    x = torch.rand(shape, generator=generator)
+    kinds = _steps((shape[0], shape[1], shape[2]), torch.rand((shape[2], shape[2]), generator=generator))
+    tallies = {step.text: _tally(step, x.clone()) for steps in kinds.values() for step in steps}
+    # The first statement computes, so that what follows may write in place and leave the input alone.
+    first = _Step("y = x * 1.5", lambda y: y * 1.5, 1)
+    names = list(kinds)
+    for _ in range(400):
+        drawn = [*names, *(names[int(i)] for i in rng.integers(len(names), size=int(rng.integers(4, 14))))]
+        program = [kinds[drawn[int(place)]] for place in rng.permutation(len(drawn))]
+        steps = [first, *(choice[int(rng.integers(len(choice)))] for choice in program)]
+        seen: dict[str, int] = {"mul": 1}
+        for step in steps[1:]:
+            for name, times in tallies[step.text].items():
+                seen[name] = seen.get(name, 0) + times
+        launches, copies = sum(s.launches for s in steps), sum(s.copies for s in steps)
+        in_place, clones = sum(s.in_place for s in steps), seen.get("clone", 0)
+        unsafe, allocated = seen.get("_unsafe_view", 0), seen.get("empty_like", 0)
+        slips: dict[str, float] = {
+            "counted every operation: a view only writes a new shape and stride, and launches nothing": (
+                sum(seen.values())
+            ),
+            "`is_view` does not mark everything that launches nothing: look at `_unsafe_view` and at allocation": (
+                launches + unsafe + allocated
+            ),
+            "still counts `_unsafe_view`, which shares the memory that it is given": launches + unsafe,
+            "counts `empty_like`, which reserves memory and writes none of it": launches + allocated,
+            "left out the operations that write in place: their result shares memory with an argument, but "
+            "they do write": launches - in_place,
+            "left out the copies: a copy is a kernel like another": launches - copies,
+            "left out the clones: a reshape that cannot be a view copies": launches - clones,
+            "turned round: the launches come first, then the copies": copies,
+        }
+        copy_slips: dict[str, float] = {
+            "counted clones only: `copy_` and `_to_copy` copy too": clones,
+            "missed `_to_copy`, which a change of dtype becomes": copies - seen.get("_to_copy", 0),
+            "missed `copy_`, the copy into memory that is there already": copies - seen.get("copy_", 0),
+            "missed the clones, which `reshape` and `contiguous` become where they must copy": copies
+            - clones,
+            "counted launches, not copies": launches,
+            "counted `_unsafe_view` as a copy: it follows one": copies + unsafe,
+        }
+        if _distinct(launches, slips) and _distinct(copies, copy_slips):
+            break
+    return steps, x, launches, copies, slips, copy_slips
+
+
+def _distinct(right: float, slips: dict[str, float]) -> bool:
+    values = [right, *slips.values()]
+    return len(set(values)) == len(values)
 
 
 @checkpoint("kernels.launch_counter")
 def launch_counter(answer: Any, rng: np.random.Generator) -> str:
-    """A function ``(fn, *args) -> (launches, copies)`` that counts below autograd and skips views."""
-    for _ in range(5):
-        steps, x = _expression(rng)
-        expression = _run(steps)
-        launches, copies = sum(s.launches for s in steps), sum(s.copies for s in steps)
-        found = call(answer, expression, x)
+    """Judge a function ``(fn, *args) -> (launches, copies)`` that counts below autograd and skips views."""
+    for _ in range(4):
+        steps, x, launches, copies, slips, copy_slips = _telling_expression(rng)
+        found = call(answer, _run(steps), x)
         text = "; ".join(step.text for step in steps)
         case = f"the expression `{text}` on shape {tuple(x.shape)}"
         if isinstance(found, int | float) and not isinstance(found, bool):
             raise Wrong("Two numbers are wanted, the launches and how many of them only copy; one came back.")
         pair = items(found, "what your function returns, `(launches, copies)`", length=2)
-        seen = _tallies(steps, x)
-        free = seen["unsafe"] + seen["allocated"]
-        judge(
-            pair[0],
-            launches,
-            {
-                "counted every operation: a view only writes a new shape and stride, and launches nothing": seen[
-                    "everything"
-                ],
-                "`is_view` does not cover everything that launches nothing: look at `_unsafe_view` and at "
-                "allocation": seen["is_view"],
-                "still counts `_unsafe_view`, which shares the memory that it is given": launches
-                + seen["unsafe"],
-                "counts `empty_like`, which reserves memory and writes none of it": launches
-                + seen["allocated"],
-                "left out the operations that write in place: their result shares memory with an argument, "
-                "but they do write": launches - seen["in place"],
-                "left out in-place operations, and counts what launches nothing": launches
-                - seen["in place"]
-                + free,
-                "left out the copies: a copy is a kernel like another": launches - copies,
-                "left out the clones: a reshape that cannot be a view copies": launches - seen["clone"],
-                "turned round: the launches come first, then the copies": copies,
-            },
-            case=case,
-            what="the number of launches",
-        )
-        judge(
-            pair[1],
-            copies,
-            {
-                "counted clones only: `copy_` and `_to_copy` copy too": seen["clone"],
-                "missed `_to_copy`, which a change of dtype becomes": copies - seen["_to_copy"],
-                "missed `copy_`, the copy into memory that is there already": copies - seen["copy_"],
-                "missed the clones, which `reshape` and `contiguous` become where they must copy": copies
-                - seen["clone"],
-                "counted launches, not copies": launches,
-                "counted `_unsafe_view` as a copy: it follows one": copies + seen["unsafe"],
-            },
-            case=case,
-            what="the number of copies",
-        )
+        judge(pair[0], launches, slips, case=case, what="the number of launches")
+        judge(pair[1], copies, copy_slips, case=case, what="the number of copies")
     return (
         "Your counter tells what launches from what only looks, and sees the copies that `reshape` hides. "
         "It cannot see how many kernels one operation becomes: for that, ask the device."
@@ -262,7 +250,7 @@ def _union_last_end(intervals: list[tuple[float, float]]) -> float:
 
 @checkpoint("kernels.busy_time")
 def busy_time(answer: Any, rng: np.random.Generator) -> str:
-    """A function ``kernels -> (busy_us, idle_us)`` over a trace with several streams."""
+    """Judge a function ``kernels -> (busy_us, idle_us)`` over a trace with several streams."""
     for trial in range(6):
         kernels = _draw_trace(rng)
         if trial == 0:  # the plain case first: one stream, in order
@@ -272,9 +260,6 @@ def busy_time(answer: Any, rng: np.random.Generator) -> str:
         ordered = sorted(spans)
         busy = _union(spans)
         streams = {k["stream"] for k in kernels}
-        by_stream = sum(
-            _union([s for s, k in zip(spans, kernels, strict=True) if k["stream"] == one]) for one in streams
-        )
         total = sum(end - start for start, end in spans)
         found = items(call(answer, kernels), "what your function returns, `(busy_us, idle_us)`", length=2)
         case = f"{len(kernels)} kernels on {len(streams)} stream{'s' * (len(streams) > 1)}, listed " + (
@@ -284,8 +269,8 @@ def busy_time(answer: Any, rng: np.random.Generator) -> str:
             found[0],
             busy,
             {
-                "added the durations: where two streams overlap, that time is counted twice": total,
-                "added the streams' busy times: the device is busy once when two streams are": by_stream,
+                "added up, kernel by kernel or stream by stream: where two streams overlap, that time is "
+                "counted twice": total,
                 "a long kernel can cover later ones: keep the furthest end so far, not the last one's": (
                     _union_last_end(spans)
                 ),
@@ -335,54 +320,61 @@ def _gaps_by_stream(kernels: list[dict[str, Any]]) -> float:
         mine = sorted(
             (k["start_us"], k["start_us"] + k["duration_us"]) for k in kernels if k["stream"] == stream
         )
-        gaps += sum(after[0] - before[1] for before, after in zip(mine, mine[1:], strict=False))
+        gaps += sum(after[0] - before[1] for before, after in itertools.pairwise(mine))
     return gaps
 
 
 # --- waves -----------------------------------------------------------------------------------------------
 
 
-@checkpoint("kernels.waves")
-def waves(answer: Any, rng: np.random.Generator) -> str:
-    """A function of a product's size, tile and device that predicts its time in whole waves."""
-    for _ in range(12):
+def _telling_product(
+    rng: np.random.Generator,
+) -> tuple[tuple[int, int, int, int, int, int, float], dict[str, float], float]:
+    """Draw a product, its tile and a device on which no two of the usual slips give the same time."""
+    for _ in range(2000):
         tile_m, tile_n = (int(t) for t in rng.choice([32, 64, 96, 128, 256], size=2))
-        m = int(rng.integers(2, 60)) * tile_m - int(rng.integers(1, tile_m))
-        n = int(rng.integers(2, 40)) * tile_n - int(rng.integers(1, tile_n))
+        # A little over whole tiles, so that the tiles at the edge are nearly empty, and count all the same.
+        m = int(rng.integers(6, 90)) * tile_m + int(rng.integers(1, tile_m // 4))
+        n = int(rng.integers(6, 60)) * tile_n + int(rng.integers(1, tile_n // 4))
         multiprocessors = int(rng.choice([46, 58, 72, 80, 84, 108, 114, 128, 132, 148]))
-        resident = int(rng.integers(1, 5))
+        resident = int(rng.integers(2, 5))
         wave_us = float(rng.integers(40, 900)) / 4
-        found = call(answer, m, n, tile_m, tile_n, multiprocessors, resident, wave_us)
         tiles = math.ceil(m / tile_m) * math.ceil(n / tile_n)
         slots = multiprocessors * resident
+        cut = math.ceil((m // tile_m) * (n // tile_n) / slots)
+        area = math.ceil(m * n / (tile_m * tile_n) / slots)
+        waves = {
+            "a wave that is not full takes a whole wave's time: round the waves up": tiles / slots,
+            "rounded down: a tile that hangs over the edge is a whole block, and a wave that is not full takes "
+            "a whole wave's time": tiles // slots,
+            "took one block a multiprocessor: the device holds several": math.ceil(tiles / multiprocessors),
+            "a tile that hangs over the edge is a whole block: round up along rows and columns": (cut),
+            "divided areas: a tile that hangs over the edge is a whole block, so round up along each side": (
+                area
+            ),
+            "that is the time of all blocks one after the other: a wave holds many": tiles,
+            "counted along the rows only: the grid has columns too": math.ceil(math.ceil(m / tile_m) / slots),
+            "that is the number of waves, not their time": math.ceil(tiles / slots) / wave_us,
+        }
+        right = math.ceil(tiles / slots)
+        apart = {right, tiles // slots, math.ceil(tiles / multiprocessors)}
+        # Cutting tiles off and dividing areas may agree with each other or with rounding down, never with right.
+        if right >= 2 and len(apart) == 3 and right not in (cut, area):
+            break
+    slips = {text: value * wave_us for text, value in waves.items()}
+    return (m, n, tile_m, tile_n, multiprocessors, resident, wave_us), slips, right * wave_us
+
+
+@checkpoint("kernels.waves")
+def waves(answer: Any, rng: np.random.Generator) -> str:
+    """Judge a function that predicts a product's time in whole waves from its size, its tile and the device."""
+    for _ in range(8):
+        size, slips, right = _telling_product(rng)
+        m, n, tile_m, tile_n, multiprocessors, resident, wave_us = size
+        found = call(answer, *size)
         case = (
             f"{m} × {n} in tiles of {tile_m} × {tile_n} on {multiprocessors} multiprocessors that hold "
-            f"{resident} block{'s' * (resident > 1)} each, {wave_us:g} µs a wave"
+            f"{resident} blocks each, {wave_us:g} µs a wave"
         )
-        judge(
-            found,
-            math.ceil(tiles / slots) * wave_us,
-            {
-                "a wave that is not full takes a whole wave's time: round the waves up": tiles
-                / slots
-                * wave_us,
-                "the last wave is missing: round up, not down": (tiles // slots) * wave_us,
-                "took one block a multiprocessor: the device holds several": (
-                    math.ceil(tiles / multiprocessors) * wave_us
-                ),
-                "a tile that hangs over the edge is a whole block: round up along rows and columns": (
-                    math.ceil((m // tile_m) * (n // tile_n) / slots) * wave_us
-                ),
-                "divided areas: a tile that hangs over the edge is a whole block, so round up along each side": (
-                    math.ceil(math.ceil(m * n / (tile_m * tile_n)) / slots) * wave_us
-                ),
-                "that is the number of waves, not their time": math.ceil(tiles / slots),
-                "that is the time of all blocks one after the other: a wave holds many": tiles * wave_us,
-                "counted along the rows only: the grid has columns too": (
-                    math.ceil(math.ceil(m / tile_m) / slots) * wave_us
-                ),
-            },
-            case=case,
-            what="the predicted time in µs",
-        )
+        judge(found, right, slips, case=case, what="the predicted time in µs")
     return "Tiles round up along each side, blocks round up to whole waves: two roundings, one staircase."

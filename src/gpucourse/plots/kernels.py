@@ -26,6 +26,7 @@ __all__ = [
     "operation",
     "rows_sweep",
     "square_rates",
+    "tile",
     "timeline",
     "warps",
     "waterfall",
@@ -153,9 +154,10 @@ def hierarchy(kernel: Mapping[str, Any], multiprocessors: int, *, source: Record
     ax.set_ylim(0, 100)
 
     def tiles(count: int, left: float, top: float, width: float, height: float, colour: str) -> None:
-        """Fill a box with at most 600 equal cells, the first of them in orange."""
-        drawn = min(count, 600)
-        columns = max(1, min(drawn, math.ceil(math.sqrt(drawn * width / height))))
+        """Fill a box with at most 1,000 equal cells, the first of them in orange."""
+        drawn = min(count, 1000)
+        # One line for the few cells of a block or a warp, a box for the many of a grid.
+        columns = drawn if drawn <= 32 else math.ceil(math.sqrt(drawn * width / height))
         lines = math.ceil(drawn / columns)
         step_x, step_y = width / columns, min(height / lines, 5.0)
         cells = [
@@ -179,7 +181,7 @@ def hierarchy(kernel: Mapping[str, Any], multiprocessors: int, *, source: Record
         )
 
     at_most = -(-blocks // multiprocessors)
-    label(100, "one launch", f"{operation(kernel)} puts\none kernel\nin the queue")
+    label(100, "one launch", f"{operation(kernel)} queues\none kernel")
     ax.text(35, 95, _short(kernel), va="center", ha="left", family="monospace", fontsize=9.5)
     down(91, 85)
     label(
@@ -188,8 +190,8 @@ def hierarchy(kernel: Mapping[str, Any], multiprocessors: int, *, source: Record
         f"{_times(grid)}\n= {blocks:,} blocks" if len(_times(grid)) < 24 else f"{blocks:,} blocks",
     )
     tiles(blocks, 35, 83, 65, 17, BLUE)
-    if blocks > 600:
-        ax.text(100, 64, f"600 of {blocks:,} drawn", ha="right", va="top", fontsize=7.5)
+    if blocks > 1000:
+        ax.text(100, 64, f"1,000 of {blocks:,} drawn", ha="right", va="top", fontsize=7.5)
     down(63, 57)
     label(
         55,
@@ -217,7 +219,8 @@ def hierarchy(kernel: Mapping[str, Any], multiprocessors: int, *, source: Record
         fig,
         caption=(
             f"One launch, with the numbers of a real kernel: {blocks:,} blocks for {multiprocessors} "
-            f"multiprocessors, {in_block} warps a block. Orange marks the part that the next line enlarges."
+            f"multiprocessors, {in_block} warps a block. "
+            "Orange: one block, the multiprocessor that takes it, one of its warps, one thread."
         ),
         alt=(
             f"A diagram of five layers from top to bottom: one launch of {operation(kernel)}; a grid of {blocks:,} "
@@ -294,23 +297,22 @@ def waterfall(
             left, length = float(kernel["start_us"]) - start, float(kernel["duration_us"])
             # A kernel far shorter than the picture would vanish: give it the width of a hair.
             ax.barh(place, max(length, longest * 0.002), left=left, height=0.75, color=families(kernel)[1])
-            right = left + length > 0.8 * longest
             ax.annotate(
                 f"{length:,.1f}",
-                (left if right else left + length, place),
-                xytext=(-3 if right else 3, 0),
+                (left + length, place),
+                xytext=(3, 0),
                 textcoords="offset points",
-                ha="right" if right else "left",
                 va="center",
                 fontsize=8,
             )
+        ax.set_xlim(0, longest * 1.1)
         ax.set_yticks(range(len(kernels)), [operation(kernel) for kernel in kernels])
         ax.set_ylim(len(kernels) - 0.4, -0.6)
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
-        ax.set_title(title)
+        ax.set_title(title, loc="left", fontsize=10.5)
         rows += [(f"{title}, {row[0]}", *row[1:]) for row in _kernel_rows(kernels)]
-    axes[-1, 0].set_xlabel("time since the first kernel began, µs (numbers: the kernel's duration)")
+    axes[-1, 0].set_xlabel("µs since the first kernel began; the numbers are durations")
     counts = "; ".join(
         f"{title}: {len(kernels)} kernels, span {float(traces[title]['span_us']):,.1f} µs, "
         f"busy {float(traces[title]['busy_us']):,.1f} µs"
@@ -425,7 +427,7 @@ def durations(
         )
     ax.set_yticks(range(len(bars)), [name for name, *_ in bars])
     ax.set_ylim(len(bars) - 0.4, -0.6)
-    ax.set_xlim(0, bars[0][1] * 1.35)
+    ax.set_xlim(0, bars[0][1] * 1.5)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.set_xlabel("device time, µs")
@@ -449,6 +451,19 @@ def durations(
 # --- the sweeps ------------------------------------------------------------------------------------------
 
 
+def _logarithmic(ax: Any) -> None:
+    """Set both axes to logarithmic with plain numbers: powers of 2 along x, of 10 along y."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(
+            FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+        )
+        axis.set_minor_formatter(NullFormatter())
+
+
 def rows_sweep(
     sweep: Sequence[Mapping[str, float]],
     product_busy_us: float,
@@ -457,12 +472,13 @@ def rows_sweep(
     caption: str,
     source: Recording | None = None,
 ) -> Chart:
-    """Draw busy and span of one chain of kernels against the rows that it works on.
+    """Draw what a chain of kernels takes on the device and what its caller waits for, against its rows.
 
     Parameters
     ----------
     sweep
-        ``rows``, ``busy_us``, ``span_us`` and ``launches`` of each trace, by rising rows.
+        ``rows``, ``launches``, ``busy_us``, ``elapsed_us`` (unprofiled) and ``traced_span_us`` of each chain, by
+        rising rows.
     product_busy_us
         Device time of one large product, drawn as a level to compare with.
     product
@@ -471,33 +487,28 @@ def rows_sweep(
         What the reader should see.
     source
         The recording that it comes from.
+
+    Raises
+    ------
+    ValueError
+        The sweep has no point.
     """
     if not sweep:
-        raise ValueError("a sweep needs at least one point")
+        raise ValueError("a sweep needs at least one point, found none")
     rows = [point["rows"] for point in sweep]
     fig, ax = figure(5.8, 3.2)
-    for key, name, colour in (("span_us", "span", ORANGE), ("busy_us", "busy", BLUE)):
+    for key, name, colour, lift in (
+        ("elapsed_us", "elapsed", ORANGE, 7),
+        ("busy_us", "kernels busy", BLUE, -15),
+    ):
         values = [point[key] for point in sweep]
         ax.plot(rows, values, marker="o", color=colour)
         ax.annotate(
-            name,
-            (rows[0], values[0]),
-            xytext=(0, 7),
-            textcoords="offset points",
-            color=colour,
-            ha="center",
+            name, (rows[0], values[0]), xytext=(0, lift), textcoords="offset points", color=colour, ha="left"
         )
     ax.axhline(product_busy_us, color=GREY, linewidth=1.2, linestyle=(0, (5, 3)))
-    ax.annotate(
-        product,
-        (rows[-1], product_busy_us),
-        xytext=(0, -11),
-        textcoords="offset points",
-        ha="right",
-        color=GREY,
-    )
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
+    ax.annotate(product, (rows[0], product_busy_us), xytext=(0, 4), textcoords="offset points", color=GREY)
+    _logarithmic(ax)
     ax.set_xlabel("rows of 768 floats")
     ax.set_ylabel("µs")
     ax.grid(True, axis="y")
@@ -506,19 +517,27 @@ def rows_sweep(
         fig,
         caption=caption,
         alt=(
-            f"Two curves on logarithmic axes against rows. At {first['rows']:,} rows the span is "
-            f"{first['span_us']:,.0f} µs and busy {first['busy_us']:,.0f} µs; at {last['rows']:,} rows "
-            f"{last['span_us']:,.0f} and {last['busy_us']:,.0f} µs. "
+            f"Two curves on logarithmic axes against rows. At {first['rows']:,} rows {first['elapsed_us']:,.0f} µs "
+            f"elapse and kernels are busy for {first['busy_us']:,.0f} µs; at {last['rows']:,} rows "
+            f"{last['elapsed_us']:,.0f} and {last['busy_us']:,.0f} µs. "
             f"A level line at {product_busy_us:,.0f} µs: {product}."
         ),
-        header=("Rows", "Launches", "Busy, µs", "Span, µs", "Busy share, %"),
+        header=(
+            "Rows",
+            "Launches",
+            "Kernels busy, µs",
+            "Elapsed, µs",
+            "Busy share, %",
+            "Span in the profiler, µs",
+        ),
         rows=[
             (
                 f"{p['rows']:,}",
                 f"{p['launches']}",
                 f"{p['busy_us']:,.1f}",
-                f"{p['span_us']:,.1f}",
-                f"{100 * p['busy_us'] / p['span_us']:.0f}",
+                f"{p['elapsed_us']:,.1f}",
+                f"{min(100.0, 100 * p['busy_us'] / p['elapsed_us']):.0f}",
+                f"{p['traced_span_us']:,.1f}",
             )
             for p in sweep
         ],
@@ -557,7 +576,7 @@ def wave_steps(
     by_rows = {point["rows"]: point for point in predicted}
     names = [str(point["kernel"]) for point in predicted]
     ranked = sorted(set(names), key=lambda name: -names.count(name))
-    colours = {name: (BLUE, GREEN, PURPLE)[place] if place < 3 else INK for place, name in enumerate(ranked)}
+    colours = {name: (BLUE, GREEN, PURPLE, INK)[min(place, 3)] for place, name in enumerate(ranked)}
     fig, ax = figure(5.8, 3.8)
     others = [point for point in measured if point["rows"] not in by_rows]
     ax.plot([p["rows"] for p in others], [p["time_us"] for p in others], ".", color=GREY, markersize=4)
@@ -570,7 +589,9 @@ def wave_steps(
             half = (measured[1]["rows"] - measured[0]["rows"]) / 2 if len(measured) > 1 else 0.5
             edges = [rows[0] - half, *rows, rows[-1] + half]
             levels = [p["predicted_us"] for p in stretch]
-            ax.step(edges, [levels[0], *levels, levels[-1]], where="mid", color=ORANGE, linewidth=1.4)
+            ax.step(
+                edges, [levels[0], *levels, levels[-1]], where="mid", color=ORANGE, linewidth=3.0, alpha=0.8
+            )
             stretch = []
         if mine is not None:
             stretch.append(mine)
@@ -583,28 +604,12 @@ def wave_steps(
             color=colours[name],
             markersize=4.5,
         )
-    for place, name in enumerate(ranked[:3]):
-        ax.text(
-            0.02,
-            0.96 - 0.075 * place,
-            f"{names.count(name)} points: {_tile(name)}",
-            transform=ax.transAxes,
-            color=colours[name],
-            va="top",
-        )
-    if predicted:
-        last = predicted[-1]
-        ax.annotate(
-            "predicted",
-            (last["rows"], last["predicted_us"]),
-            xytext=(0, -14),
-            textcoords="offset points",
-            color=ORANGE,
-            ha="right",
-        )
-    if others:
-        ax.text(0.02, 0.96 - 0.075 * min(3, len(ranked)), "sum split: no prediction", transform=ax.transAxes,
-                color=GREY, va="top")  # fmt: skip
+    # Neighbouring points belong to different kernels, so names stand apart, in the colours of what they name.
+    notes = [(f"measured, {tile(name)}", colours[name]) for name in ranked[:4]]
+    notes += [("measured, sum split: no prediction", GREY)] if others else []
+    notes += [("predicted, whole waves", ORANGE)] if predicted else []
+    for place, (text, colour) in enumerate(notes):
+        ax.text(0.02, 0.97 - 0.07 * place, text, transform=ax.transAxes, color=colour, va="top", fontsize=9)
     ax.set_xlabel("rows of the product")
     ax.set_ylabel("device time, µs")
     ax.set_xlim(0)
@@ -622,7 +627,7 @@ def wave_steps(
         rows=[
             (
                 f"{p['rows']:,}",
-                _tile(str(p["kernel"])),
+                tile(str(p["kernel"])),
                 f"{p['blocks']:,}",
                 *(
                     (f"{q['slots']:,}", f"{q['waves']}", f"{q['predicted_us']:,.1f}")
@@ -637,12 +642,12 @@ def wave_steps(
     )
 
 
-def _tile(kernel: str) -> str:
+def tile(kernel: str) -> str:
     """Name a product's kernel by its tile, where its name says it.
 
-    >>> _tile("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4")
+    >>> tile("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4")
     'xmma, tile 64 × 64'
-    >>> _tile("void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(Params)")
+    >>> tile("void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(Params)")
     'cutlass, tile 256 × 128'
     """
     found = re.search(r"(xmma|cutlass|ampere|volta|turing)\w*?(?:tilesize|gemm_|mma_)(\d+)x(\d+)", kernel)
@@ -692,8 +697,12 @@ def square_rates(
         if peak:
             ax.axhline(peak / 1e12, color=colour, linewidth=1.0, linestyle=(0, (5, 3)))
             ax.annotate(
-                f"{dtype} peak, datasheet", (widths[0], peak / 1e12), xytext=(0, 3), textcoords="offset points",
-                color=colour, fontsize=8.5,
+                f"{dtype} peak, datasheet", (widths[-1], peak / 1e12),
+                xytext=(0, 3),
+                textcoords="offset points",
+                color=colour,
+                fontsize=8.5,
+                ha="right",
             )  # fmt: skip
         for place, (point, rate) in enumerate(zip(points, rates, strict=True)):
             half = next((q for q in points[:place] if 2 * q["width"] == point["width"]), None)
@@ -710,8 +719,7 @@ def square_rates(
                 )
             )
         ends.append(f"{dtype} from {rates[0] / 1e12:,.1f} to {rates[-1] / 1e12:,.1f} TFLOP/s")
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
+    _logarithmic(ax)
     ax.set_xlabel("width of the square product")
     ax.set_ylabel("TFLOP/s")
     ax.grid(True, axis="y")

@@ -1,0 +1,236 @@
+"""The charts of the chapter on kernels draw what they were given, and their tables say it in numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+
+from gpucourse.plots import Chart
+from gpucourse.plots import kernels as plots
+
+
+def kernel(op: str, start_us: float, duration_us: float, **more: Any) -> dict[str, Any]:
+    return {
+        "name": f"void at::native::{op}_kernel<float>(int)",
+        "op": f"aten::{op}",
+        "shapes": [[8, 768]],
+        "start_us": start_us,
+        "duration_us": duration_us,
+        "stream": 7,
+        "grid": [6, 2, 1],
+        "block": [96, 1, 1],
+        **more,
+    }
+
+
+def trace_of(*kernels: dict[str, Any]) -> dict[str, Any]:
+    span = max((k["start_us"] + k["duration_us"] for k in kernels), default=0.0)
+    busy = sum(k["duration_us"] for k in kernels)
+    return {"kernels": list(kernels), "span_us": span, "busy_us": busy, "launches": len(kernels)}
+
+
+def cells(chart: Chart) -> list[list[str]]:
+    return [[str(cell) for cell in row] for row in chart.rows]
+
+
+def point(rows: int, blocks: int, time_us: float, name: str = "tilesize64x64", **more: Any) -> dict[str, Any]:
+    return {"rows": rows, "kernel": f"sm80_xmma_gemm_{name}", "blocks": blocks, "time_us": time_us, **more}
+
+
+# --- one launch ------------------------------------------------------------------------------------------
+
+
+def test_hierarchy_counts_blocks_warps_and_threads() -> None:
+    chart = plots.hierarchy(kernel("mm", 0, 1), 5)
+    table = {row[0]: row[2] for row in cells(chart)}
+    assert table["blocks"] == "12"
+    assert table["blocks a multiprocessor, at most"] == "3"
+    assert table["warps a block"] == "3"
+    assert table["threads in the launch"] == "1,152"
+
+
+def test_a_partly_filled_warp_counts_whole() -> None:
+    assert plots.warps((33, 1, 1)) == 2
+    assert plots.warps((32, 1, 1)) == 1
+    assert plots.warps((16, 16, 2)) == 16
+
+
+def test_hierarchy_draws_every_block_up_to_a_thousand_and_says_when_not() -> None:
+    few = plots.hierarchy(kernel("mm", 0, 1, grid=[30, 20, 1]), 132)
+    many = plots.hierarchy(kernel("add", 0, 1, grid=[98304, 1, 1]), 132)
+    drawn = [sum(len(c.get_paths()) for c in chart.fig.axes[0].collections[:2]) for chart in (few, many)]
+    assert drawn == [600, 1000]
+    texts = [text.get_text() for text in many.fig.axes[0].texts]
+    assert "1,000 of 98,304 drawn" in texts
+    assert not any("drawn" in text.get_text() for text in few.fig.axes[0].texts)
+
+
+def test_hierarchy_refuses_a_copy_and_a_device_without_multiprocessors() -> None:
+    with pytest.raises(ValueError, match="no grid or block"):
+        plots.hierarchy(kernel("copy_", 0, 1, grid=None, block=None), 132)
+    with pytest.raises(ValueError, match="at least one multiprocessor, found 0"):
+        plots.hierarchy(kernel("mm", 0, 1), 0)
+
+
+# --- a trace ---------------------------------------------------------------------------------------------
+
+
+def test_waterfall_lists_each_kernel_from_its_own_traces_start() -> None:
+    first = trace_of(kernel("mean", 100.0, 4.0), kernel("sub", 107.5, 2.0))
+    second = trace_of(kernel("native_layer_norm", 900.0, 3.0))
+    chart = plots.waterfall({"chain": first, "library": second}, caption="c")
+    assert [row[0] for row in cells(chart)] == ["chain, 1", "chain, 2", "library, 1"]
+    assert [row[3] for row in cells(chart)] == ["0.0", "7.5", "0.0"]
+    assert [row[5] for row in cells(chart)] == ["6 × 2"] * 3
+    lefts = [bar.get_x() for bar in chart.fig.axes[0].patches]
+    assert lefts == [0.0, 7.5]
+
+
+def test_charts_of_a_trace_without_kernels_say_that_nothing_was_launched() -> None:
+    empty = trace_of()
+    for draw in (
+        lambda: plots.waterfall({"views": empty}, caption="c"),
+        lambda: plots.timeline(empty, caption="c"),
+        lambda: plots.durations(empty, caption="c"),
+    ):
+        with pytest.raises(ValueError, match="nothing was launched"):
+            draw()
+
+
+def test_timeline_draws_each_kernel_on_its_own_lane_and_on_the_common_one() -> None:
+    chart = plots.timeline(
+        trace_of(kernel("addmm", 0, 50), kernel("gelu", 60, 10), kernel("_foreach_add_", 75, 5)), caption="c"
+    )
+    axes = chart.fig.axes[0]
+    lanes = [label.get_text() for label in axes.get_yticklabels()]
+    assert lanes == ["any kernel", "product", "optimizer", "element-wise and reductions"]
+    assert len(axes.patches) == 6
+    assert "3 kernels over 80.0 µs, busy for 65.0 µs" in chart.alt
+
+
+def test_durations_sum_by_operation_and_the_shares_make_a_whole() -> None:
+    chart = plots.durations(
+        trace_of(kernel("mm", 0, 30), kernel("add", 40, 10), kernel("mm", 60, 40), kernel("sum", 110, 20)),
+        caption="c",
+        most=2,
+    )
+    assert cells(chart)[0] == ["mm", "2", "70.0", "70.0"]
+    assert math.isclose(sum(float(row[3]) for row in cells(chart)), 100.0)
+    labels = [label.get_text() for label in chart.fig.axes[0].get_yticklabels()]
+    assert labels == ["mm", "sum", "1 others"]
+
+
+def test_families_are_told_apart_by_whole_names_of_products() -> None:
+    kinds = {
+        op: plots.families(kernel(op, 0, 1))[0]
+        for op in ("mm", "addmm", "sum", "_efficient_attention_forward")
+    }
+    assert kinds == {
+        "mm": "product",
+        "addmm": "product",
+        "sum": "element-wise and reductions",
+        "_efficient_attention_forward": "attention",
+    }
+    assert plots.families(kernel("native_layer_norm_backward", 0, 1))[0] == "normalization"
+    assert plots.families(kernel("_foreach_addcdiv_", 0, 1))[0] == "optimizer"
+
+
+# --- the sweeps ------------------------------------------------------------------------------------------
+
+
+def test_rows_sweep_draws_both_curves_and_keeps_the_profilers_span_in_the_table() -> None:
+    sweep = [
+        {"rows": 8, "launches": 9, "busy_us": 12.0, "elapsed_us": 80.0, "traced_span_us": 300.0},
+        {"rows": 65536, "launches": 9, "busy_us": 820.0, "elapsed_us": 825.0, "traced_span_us": 870.0},
+    ]
+    chart = plots.rows_sweep(sweep, 340.0, product="one product", caption="c")
+    assert cells(chart)[0] == ["8", "9", "12.0", "80.0", "15", "300.0"]
+    elapsed, busy, level = chart.fig.axes[0].lines
+    assert list(elapsed.get_ydata()) == [80.0, 825.0]
+    assert list(busy.get_ydata()) == [12.0, 820.0]
+    assert set(level.get_ydata()) == {340.0}
+    with pytest.raises(ValueError, match="at least one point"):
+        plots.rows_sweep([], 1.0, product="p", caption="c")
+
+
+def test_wave_steps_show_prediction_beside_measurement_and_leave_the_rest_without() -> None:
+    measured = [point(64, 8, 11.0, "tilesize32x32"), point(128, 130, 20.0), point(192, 140, 39.0)]
+    predicted = [
+        {**measured[1], "slots": 132, "waves": 1, "predicted_us": 20.0},
+        {**measured[2], "slots": 132, "waves": 2, "predicted_us": 40.0},
+    ]
+    chart = plots.wave_steps(predicted, measured, caption="c")
+    assert cells(chart)[0][3:] == ["none", "none", "none", "11.0"]
+    assert cells(chart)[2] == ["192", "xmma, tile 64 × 64", "140", "132", "2", "40.0", "39.0"]
+    assert "2.5 percent" in chart.alt or "2.6 percent" in chart.alt
+    stairs = [line for line in chart.fig.axes[0].lines if line.get_linewidth() == 3.0]
+    assert len(stairs) == 1
+    assert set(stairs[0].get_ydata()) == {20.0, 40.0}
+
+
+def test_wave_steps_break_the_staircase_where_another_kernel_takes_over() -> None:
+    measured = [
+        point(64 * i, 100 * i, 10.0 * i, "tilesize64x64" if i != 3 else "tilesize256x128")
+        for i in range(1, 6)
+    ]
+    predicted = [{**p, "slots": 132, "waves": 1, "predicted_us": 10.0} for p in measured]
+    chart = plots.wave_steps(predicted, measured, caption="c")
+    stairs = [line for line in chart.fig.axes[0].lines if line.get_linewidth() == 3.0]
+    assert [len(line.get_xdata()) - 2 for line in stairs] == [2, 1, 2]
+
+
+def test_wave_steps_without_any_prediction_still_draw_what_was_measured() -> None:
+    chart = plots.wave_steps([], [point(64, 8, 11.0)], caption="c")
+    assert "through 0 of them" in chart.alt
+    assert cells(chart)[0][-1] == "11.0"
+    with pytest.raises(ValueError, match="found none"):
+        plots.wave_steps([], [], caption="c")
+
+
+def test_tiles_are_read_from_the_names_of_the_libraries() -> None:
+    assert (
+        plots.tile("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize128x64x8_stage3") == "xmma, tile 128 × 64"
+    )
+    assert plots.tile("void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(P)") == (
+        "cutlass, tile 256 × 128"
+    )
+    assert plots.tile("void some::other_gemm<float>(int)") == "other_gemm"
+
+
+def test_square_rates_count_two_operations_a_multiply_add_and_compare_with_half_the_width() -> None:
+    sweep = {
+        "fp32": [
+            {"width": 1000, "median_ms": 0.1, "kernels": 1, "fills": 0},
+            {"width": 2000, "median_ms": 0.4, "kernels": 1, "fills": 1},
+        ]
+    }
+    chart = plots.square_rates(sweep, {"fp32": 80e12}, caption="c")
+    assert cells(chart) == [
+        ["fp32, 1,000", "1 + 0", "100.0", "none", "20.0", "25"],
+        ["fp32, 2,000", "1 + 1", "400.0", "4.00", "40.0", "50"],
+    ]
+
+
+def test_square_rates_without_a_datasheet_say_unavailable_and_draw_no_peak() -> None:
+    sweep = {"fp32": [{"width": 512, "median_ms": 0.1, "kernels": 1, "fills": 0}]}
+    chart = plots.square_rates(sweep, None, caption="c")
+    assert cells(chart)[0][-1] == "unavailable"
+    assert len(chart.fig.axes[0].lines) == 1
+
+
+def test_every_chart_has_a_text_for_readers_who_do_not_see_it_and_a_table_of_the_headers_width() -> None:
+    one = trace_of(kernel("mm", 0, 5), kernel("add", 6, 2))
+    for chart in (
+        plots.hierarchy(kernel("mm", 0, 1), 132),
+        plots.waterfall({"t": one}, caption="c"),
+        plots.timeline(one, caption="c"),
+        plots.durations(one, caption="c"),
+        plots.wave_steps([], [point(64, 8, 11.0)], caption="c"),
+    ):
+        html = chart._repr_html_()
+        assert re.search(r'<svg role="img" aria-label="[^"]{40,}"', html)
+        assert "currentColor" in html
+        assert all(len(row) == len(chart.header) for row in chart.rows)
