@@ -100,7 +100,8 @@ def _format_gb(gb: Fraction) -> str:
     for unit, per_gb in (("MB", 10**3), ("kB", 10**6)):
         if gb * per_gb >= 1:
             return f"{_to_float(gb * per_gb):.2f} {unit}"
-    return f"{_to_float(gb * 10**9):.0f} bytes"
+    count = round(gb * 10**9)
+    return f"{count} byte{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

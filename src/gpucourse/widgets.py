@@ -583,7 +583,12 @@ def _memory_frame(each: Each, ledger: MemoryLedger, microbatches: Sequence[int])
         ["Budget", budget, f"{device} less {100 * ledger.reserve:.4g} % in reserve"],
         ["Largest microbatch", *_largest(ledger)],
     ]
-    caption = Raw(f"The ledger at microbatch {each(str)}; blocks are cumulative")
+    # The caption names the conditions, so that the table says all of it to someone who hears only the table.
+    caption = Raw(
+        f"Microbatch {each(str)} at {ledger.activations_gb_per_sample:g} GB a sample, "
+        f"{ledger.fixed_gb:g} GB fixed, {device}, {100 * ledger.reserve:.4g} % in reserve. "
+        "Blocks are cumulative."
+    )
     body = table(["Item", "Computed state", "Interpretation"], rows)
     body = body.replace("<thead>", f"<caption>{caption}</caption><thead>", 1)
     return (
@@ -600,6 +605,8 @@ def _largest(ledger: MemoryLedger) -> tuple[str, str]:
         return "none", ledger.verdict(0)
     except UnlimitedMicrobatchError:
         return "no limit", "a sample costs nothing"
+    if largest > 10**6:
+        return "over a million", "a sample costs next to nothing"
     exact = (ledger.budget_gb - ledger.fixed_gb) / ledger.activations_gb_per_sample
     # The quotient in floats may sit a hair below an exact integer; show it as the ledger decides it.
     shown = max(math.floor(exact * 100 + 1e-6) / 100, float(largest))

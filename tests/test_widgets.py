@@ -1,0 +1,454 @@
+"""Grids of frames without a browser: the state that a page gets, moved as html-manager would move it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from typing import Any
+
+import ipywidgets
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ipywidgets.embed import dependency_state, embed_data
+
+from gpucourse.memory_ledger import (
+    FixedPartOverBudgetError,
+    LedgerValueError,
+    MemoryLedger,
+    UnlimitedMicrobatchError,
+)
+from gpucourse.widgets import Control, ControlError, Each, FrameGrid, frame_grid, memory_lab
+
+
+@pytest.fixture(autouse=True)
+def _no_widgets_left() -> Iterator[None]:
+    """Close what a test made: ipywidgets keeps every widget, and looks through all of them for links."""
+    yield
+    ipywidgets.Widget.close_all()
+
+
+VOID = {"br", "hr", "img", "input", "wbr"}
+
+
+class Visible(HTMLParser):
+    """The text of a leaf that is shown when alternative ``shown`` is."""
+
+    def __init__(self, shown: str) -> None:
+        super().__init__()
+        self.shown, self.hidden_from, self.open, self.parts = shown, 0, 0, []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in VOID:
+            return
+        self.open += 1
+        which = dict(attrs).get("data-c")
+        if not self.hidden_from and which is not None and self.shown not in which.split():
+            self.hidden_from = self.open
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.hidden_from == self.open:
+            self.hidden_from = 0
+        self.open -= 1
+        if tag in ("td", "th", "caption", "tr", "p", "div"):
+            self.parts.append("\n" if tag in ("tr", "p", "div", "caption") else "\t")
+
+    def handle_data(self, data: str) -> None:
+        if not self.hidden_from:
+            self.parts.append(data)
+
+
+class StaticPage:
+    """What html-manager does with a page's widget state: models, one-way links, one visible child a Stack."""
+
+    def __init__(self, grid: FrameGrid) -> None:
+        embedded = embed_data(views=[grid], state=dependency_state([grid], drop_defaults=False))
+        text = json.dumps(embedded["manager_state"])  # it must survive being JSON in a page
+        self.models = {key: model["state"] for key, model in json.loads(text)["state"].items()}
+        self.root = embedded["view_specs"][0]["model_id"]
+
+    def named(self, name: str) -> list[str]:
+        return [key for key, state in self.models.items() if state["_model_name"] == name]
+
+    def control(self, label: str) -> str:
+        (found,) = (key for key, state in self.models.items() if state.get("description") == label)
+        return found
+
+    def set(self, label: str, value: int) -> None:
+        """Move a slider to a value or a menu to a position."""
+        source = self.control(label)
+        trait = "value" if self.models[source]["_model_name"] == "IntSliderModel" else "index"
+        self.models[source][trait] = value
+        for key in self.named("DirectionalLinkModel"):
+            (from_, from_trait), (to, to_trait) = self.models[key]["source"], self.models[key]["target"]
+            if (from_.removeprefix("IPY_MODEL_"), from_trait) == (source, trait):
+                self.models[to.removeprefix("IPY_MODEL_")][to_trait] = value
+
+    def leaves(self, key: str) -> list[str]:
+        state = self.models[key.removeprefix("IPY_MODEL_")]
+        if state["_model_name"] == "HTMLModel":
+            return [state["value"]]
+        children = state.get("children", [])
+        if state["_model_name"] == "StackModel":
+            children = [children[state["selected_index"]]]
+        return [leaf for child in children for leaf in self.leaves(child)]
+
+    def text(self) -> str:
+        leaves = self.leaves(self.root)
+        (shown,) = (
+            found for leaf in leaves for found in re.findall(r'\[data-c\]:not\(\[data-c~="(\d+)"\]\)', leaf)
+        )
+        (frame,) = (leaf for leaf in leaves if "<style>" not in leaf)
+        visible = Visible(shown)
+        visible.feed(frame)
+        return "".join(visible.parts)
+
+    def table(self) -> dict[str, str]:
+        return {line.split("\t")[0]: line.split("\t")[1] for line in self.text().splitlines() if "\t" in line}
+
+
+def expected_table(ledger: MemoryLedger, microbatch: int) -> dict[str, str]:
+    """Give the first two columns of the lab's table, from the ledger alone."""
+    try:
+        largest = str(ledger.max_microbatch) if ledger.max_microbatch <= 10**6 else "over a million"
+    except FixedPartOverBudgetError:
+        largest = "none"
+    except UnlimitedMicrobatchError:
+        largest = "no limit"
+    fixed = "resident" if ledger.fixed_gb <= ledger.budget_gb else "over the budget"
+    return {
+        "Item": "Computed state",
+        "Fixed part": f"{ledger.fixed_gb:.2f} GB, {fixed}",
+        **{
+            f"Block {k}": f"{block.activations_gb:.2f} GB, {block.state}"
+            for k, block in enumerate(ledger.blocks(microbatch), start=1)
+        },
+        "Predicted peak": f"{ledger.total_gb(microbatch):.2f} GB",
+        "Budget": f"{ledger.budget_gb:.2f} GB",
+        "Largest microbatch": largest,
+    }
+
+
+LABELS = {
+    "activations_gb_per_sample": "Activations a sample (GB)",
+    "fixed_gb": "Fixed part (GB)",
+    "device_gb": "Device (GB)",
+    "reserve": "Reserve",
+}
+STEPS = {
+    "activations_gb_per_sample": (0.085, 0.17, 0.34, 0.68, 1.36),
+    "fixed_gb": (1.6, 3.2, 6.4, 12.8),
+    "device_gb": (12.0, 16.0, 24.0, 48.0, 80.0),
+    "reserve": (0.0, 0.1, 0.2),
+}
+MICROBATCH = "Microbatch (samples)"
+
+
+@pytest.fixture(scope="module")
+def lab() -> StaticPage:
+    return StaticPage(memory_lab())
+
+
+# --- the memory lab ----------------------------------------------------------------------------------
+
+
+def test_the_lab_opens_at_sixteen_with_the_given_plan(lab: StaticPage) -> None:
+    page = StaticPage(memory_lab())
+    slider = page.models[page.control(MICROBATCH)]
+    assert (slider["_model_name"], slider["min"], slider["max"], slider["value"]) == (
+        "IntSliderModel",
+        0,
+        64,
+        16,
+    )
+    table = page.table()
+    assert [table[f"Block {k}"] for k in range(1, 6)] == [
+        f"{gb} GB, resident" for gb in ("1.09", "2.18", "3.26", "4.35", "5.44")
+    ]
+    assert table["Largest microbatch"] == "54"
+    assert "Microbatch 16: fits, 12.96 GB to spare\n" in page.text()
+
+
+def test_the_microbatch_is_the_first_control_and_the_assumptions_follow() -> None:
+    grid = memory_lab()
+    shown = [w for child in grid.children for w in (child, *getattr(child, "children", ()))]
+    labels = [w.description for w in shown if getattr(w, "description", "")]
+    assert labels == [MICROBATCH, *LABELS.values()]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_setting_shows_the_numbers_of_the_ledger(lab: StaticPage, seed: int) -> None:
+    rng = random.Random(seed)
+    positions = {name: rng.randrange(len(steps)) for name, steps in STEPS.items()}
+    microbatch = rng.randrange(65)
+    for name, position in positions.items():
+        lab.set(LABELS[name], position)
+    lab.set(MICROBATCH, microbatch)
+    ledger = MemoryLedger(**{name: STEPS[name][k] for name, k in positions.items()})
+    assert lab.table() == expected_table(ledger, microbatch)
+    assert f"Microbatch {microbatch}: {ledger.verdict(microbatch)}\n" in lab.text()
+
+
+def test_every_control_has_its_steps_and_marks_the_given_one(lab: StaticPage) -> None:
+    for name, steps in STEPS.items():
+        options = lab.models[lab.control(LABELS[name])]["_options_labels"]
+        assert len(options) == len(steps)
+        assert [option for option in options if option.endswith(" (given)")] == [
+            {
+                "activations_gb_per_sample": "0.34 (given)",
+                "fixed_gb": "3.2 (given)",
+                "device_gb": "24 (given)",
+                "reserve": "10 % (given)",
+            }[name]
+        ]
+
+
+def test_the_comparison_fails_where_the_slider_is_linked_to_nothing() -> None:
+    page = StaticPage(memory_lab(device_gb=(), fixed_gb=(), reserve=()))
+    slider = page.control(MICROBATCH)
+    for key in page.named("DirectionalLinkModel"):
+        if page.models[key]["source"][0] == f"IPY_MODEL_{slider}":
+            del page.models[key]
+    page.set(MICROBATCH, 55)
+    assert page.table() != expected_table(MemoryLedger(), 55)
+
+
+def test_a_learners_own_ledger_becomes_the_given_one() -> None:
+    own = MemoryLedger(fixed_gb=7, activations_gb_per_sample=0.9, device_gb=40, reserve=0.15)
+    page = StaticPage(memory_lab(own, start=3))
+    assert page.table() == expected_table(own, 3)
+    given_ = [
+        option
+        for label in LABELS.values()
+        for option in page.models[page.control(label)]["_options_labels"]
+        if "(given)" in option
+    ]
+    assert given_ == ["0.9 (given)", "7 (given)", "40 (given)", "15 % (given)"]
+    page.set(LABELS["reserve"], 0)
+    page.set(MICROBATCH, 64)
+    assert page.table() == expected_table(
+        MemoryLedger(fixed_gb=7, activations_gb_per_sample=0.9, device_gb=40, reserve=0), 64
+    )
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.builds(
+        MemoryLedger,
+        fixed_gb=st.floats(0, 200),
+        activations_gb_per_sample=st.floats(0, 20),
+        device_gb=st.floats(0, 200),
+        reserve=st.floats(0, 0.99),
+    ),
+    st.integers(0, 8),
+)
+def test_any_ledger_can_be_shown(ledger: MemoryLedger, microbatch: int) -> None:
+    page = StaticPage(memory_lab(ledger, range(9), start=0, fixed_gb=(), device_gb=(), reserve=()))
+    page.set(MICROBATCH, microbatch)
+    found, wanted = page.table(), expected_table(ledger, microbatch)
+    if ledger.fits(0) and ledger.fixed_gb > ledger.budget_gb:
+        wanted["Fixed part"] = found["Fixed part"]  # within half a byte: the ledger's to decide
+    assert found == wanted
+
+
+def test_a_fixed_part_over_the_budget_and_free_samples_are_shown_as_such() -> None:
+    over = StaticPage(memory_lab(MemoryLedger(fixed_gb=23.2), device_gb=(), fixed_gb=(), reserve=()))
+    assert "the fixed part alone is over the budget by 1.60 GB" in over.text()
+    assert over.table()["Largest microbatch"] == "none"
+    assert over.table()["Fixed part"] == "23.20 GB, over the budget"
+    free = StaticPage(memory_lab(MemoryLedger(activations_gb_per_sample=0), fixed_gb=(), device_gb=()))
+    assert free.table()["Largest microbatch"] == "no limit"
+
+
+def test_other_microbatches_keep_the_slider_and_the_table_together() -> None:
+    page = StaticPage(
+        memory_lab(microbatches=range(8, 65, 8), start=16, fixed_gb=(), device_gb=(), reserve=())
+    )
+    for microbatch in range(8, 65, 8):
+        page.set(MICROBATCH, microbatch)
+        assert page.table() == expected_table(MemoryLedger(), microbatch)
+
+
+def test_no_control_is_shown_that_has_one_value() -> None:
+    page = StaticPage(memory_lab(activations_gb_per_sample=(), fixed_gb=(), device_gb=(24,), reserve=(0.1,)))
+    assert page.named("DropdownModel") == []
+    assert len(page.named("IntSliderModel")) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"ledger": 24}, TypeError, "takes a MemoryLedger, found int: build one with"),
+        ({"start": 65}, ControlError, r"starts at 65, which is none of its values \(0 … 64\)"),
+        ({"microbatches": range(0, 1), "start": 0}, ControlError, "has 1 value"),
+        ({"microbatches": [1, 2, 4], "start": 2}, ControlError, r"found \[1, 2, 4\]: give a range"),
+        ({"microbatches": range(-2, 5), "start": 0}, ControlError, "0 or more and rising"),
+        ({"microbatches": range(5, 0, -1), "start": 3}, ControlError, "0 or more and rising"),
+        ({"microbatches": [0.5, 1.5], "start": 0.5}, ControlError, "evenly spaced integers"),
+        ({"fixed_gb": (-1.0,)}, LedgerValueError, "fixed_gb must not be negative, found -1"),
+        ({"reserve": (1.0,)}, LedgerValueError, r"found 1: write 10 % as 0\.10"),
+        ({"device_gb": ("big",)}, ValueError, "could not convert"),
+    ],
+)
+def test_a_lab_that_cannot_be_shown_says_why(
+    arguments: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        memory_lab(**arguments)
+
+
+# --- grids of frames ---------------------------------------------------------------------------------
+
+
+def area(each: Each, height: float) -> str:
+    return f"<p>{each(lambda width: f'{width * height:g} m²')}</p>"
+
+
+def controls(*heights: float) -> list[Control]:
+    return [
+        Control(name="width", label="Width", values=range(1, 9), start=2),
+        Control(name="height", label="Height", values=heights, start=heights[0]),
+    ]
+
+
+def test_every_combination_shows_the_frame_that_was_rendered_for_it() -> None:
+    page = StaticPage(frame_grid(area, controls(0.5, 1.5, 2.5)))
+    for width in range(1, 9):
+        for k, height in enumerate((0.5, 1.5, 2.5)):
+            page.set("Width", width)
+            page.set("Height", k)
+            assert page.text() == f"{width * height:g} m²\n"
+
+
+def test_three_nested_controls_in_any_order_of_size_reach_their_leaves() -> None:
+    def render(each: Each, a: str, b: str, c: str) -> str:
+        return f"<p>{a}{b}{c}{each(str)}</p>"
+
+    made = [
+        Control(name="n", label="N", values=("x", "y"), start="y"),
+        Control(name="a", label="A", values=tuple("pqrs"), start="q"),
+        Control(name="b", label="B", values=tuple("tu"), start="u"),
+        Control(name="c", label="C", values=tuple("vwz"), start="v"),
+    ]
+    page = StaticPage(frame_grid(render, made))
+    assert page.text() == "quvy\n"
+    for n, a, b, c in [(0, 3, 0, 2), (1, 0, 1, 1), (0, 2, 1, 0)]:
+        for label, k in zip("NABC", (n, a, b, c), strict=True):
+            page.set(label, k)
+        assert page.text() == f"{'pqrs'[a]}{'tu'[b]}{'vwz'[c]}{'xy'[n]}\n"
+
+
+def test_models_grow_with_the_sum_not_with_the_full_product() -> None:
+    lab = StaticPage(memory_lab())
+    combinations = 65 * 5 * 4 * 5 * 3
+    assert combinations == 19_500
+    assert len(lab.named("HTMLModel")) == 65 + 5 * 4 * 5 * 3 + 1
+    assert len(lab.models) < 600
+
+
+def test_all_frames_share_one_layout_and_one_style() -> None:
+    page = StaticPage(frame_grid(area, controls(0.5, 1.5)))
+    frames = [page.models[key] for key in page.named("HTMLModel")]
+    assert len({frame["style"] for frame in frames}) == 1
+    assert len({frame["layout"] for frame in frames}) == 2  # what is shown, and the style sheets
+
+
+def test_equal_texts_are_written_once() -> None:
+    grid = frame_grid(
+        lambda each: f"<p>{each(lambda n: 'even' if n % 2 == 0 else 'odd')}{each(lambda n: 'same')}</p>",
+        [Control(name="n", label="N", values=range(4), start=0)],
+    )
+    (leaf,) = (
+        state["value"]
+        for state in StaticPage(grid).models.values()
+        if state["_model_name"] == "HTMLModel" and "<style>" not in state["value"]
+    )
+    assert leaf == '<p><b data-c="0 2">even</b><b data-c="1 3">odd</b>same</p>'
+
+
+def test_two_grids_in_one_page_do_not_hide_each_others_frames() -> None:
+    first, second = (frame_grid(area, controls(0.5, 1.5)) for _ in range(2))
+    scopes = [[name for name in grid._dom_classes if name != "gpucourse-grid"] for grid in (first, second)]
+    assert scopes[0] != scopes[1]
+    for grid, (scope,) in zip((first, second), scopes, strict=True):
+        sheets = [v for v in _html(grid) if v.startswith("<style>.g")]
+        assert len(sheets) == 8
+        assert all(sheet.startswith(f"<style>.{scope} ") for sheet in sheets)
+
+
+def _html(grid: FrameGrid) -> list[str]:
+    page = StaticPage(grid)
+    return [page.models[key]["value"] for key in page.named("HTMLModel")]
+
+
+def test_a_grid_shows_its_first_frame_where_there_are_no_widgets() -> None:
+    grid = frame_grid(area, controls(0.5, 1.5), css="p{margin:0}")
+    data = grid._repr_mimebundle_()
+    assert data["text/html"] == "<style>p{margin:0}</style><p>1 m²</p>"
+    assert "application/vnd.jupyter.widget-view+json" in data
+
+
+def test_only_standard_widgets_are_used() -> None:
+    page = StaticPage(memory_lab())
+    assert {state["_model_module"] for state in page.models.values()} <= {
+        "@jupyter-widgets/base",
+        "@jupyter-widgets/controls",
+    }
+    assert isinstance(memory_lab(device_gb=(), fixed_gb=(), reserve=()), ipywidgets.VBox)
+
+
+@pytest.mark.parametrize(
+    ("render", "made", "said"),
+    [
+        (area, lambda: [], "at least one control"),
+        (area, lambda: controls(0.5, 1.5) + controls(2.5, 3.5)[1:], "two controls have one name"),
+        (lambda each, height: f"{height}", lambda: controls(0.5, 1.5), "would move nothing.*: width$"),
+        (lambda each, height: each(str), lambda: controls(0.5, 1.5), "would move nothing.*: height$"),
+        (lambda each, height: "frame", lambda: controls(0.5, 1.5), "would move nothing.*: width, height$"),
+    ],
+)
+def test_a_grid_in_which_a_control_moves_nothing_is_refused(
+    render: Callable[..., str], made: Callable[[], list[Control]], said: str
+) -> None:
+    with pytest.raises(ControlError, match=said):
+        frame_grid(render, made())
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"name": "two words"}, "must be a Python identifier, found 'two words'"),
+        ({"label": " "}, "has no label: say what it changes"),
+        ({"values": (1,), "start": 1}, r"has 1 value\(s\), so it could move nothing"),
+        ({"values": (1, 2, 1)}, "has a value twice"),
+        ({"start": 7}, r"starts at 7, which is none of its values \(1 … 3\)"),
+    ],
+)
+def test_a_control_without_sense_is_refused(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(ControlError, match=said):
+        Control(**({"name": "n", "label": "N", "values": (1, 2, 3), "start": 1} | changed))
+
+
+def test_a_frame_that_is_no_text_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"must return HTML as a str, found int for \{'height': 0\.5\}"):
+        frame_grid(lambda each, height: 3, controls(0.5, 1.5))
+
+
+@pytest.mark.parametrize(
+    ("values", "slides"),
+    [
+        (range(5), True),
+        ((2, 4, 6), True),
+        ((1, 2, 4), False),
+        ((3, 2, 1), False),
+        ((-1, 0, 1), False),
+        ((0.0, 1.0), False),
+        ((False, True), False),
+        (("a", "b"), False),
+    ],
+)
+def test_only_evenly_spaced_whole_numbers_make_a_slider(values: Any, slides: bool) -> None:
+    assert Control(name="n", label="N", values=values, start=next(iter(values))).slides is slides
