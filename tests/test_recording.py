@@ -141,6 +141,14 @@ def test_a_new_method_of_an_instrument_makes_it_stale(gpu, monkeypatch, no_gpu):
         notebook(cell)["measured"]()
 
 
+def test_a_name_that_is_not_defined_by_now_is_found_without_a_gpu(gpu, monkeypatch, no_gpu):
+    record(monkeypatch)
+    no_gpu()
+    late = CELL.replace("helper(2.0)", "helper(2.0) + later()")
+    with pytest.raises(NameError, match="measured uses later, which no cell above defines"):
+        notebook(late)["measured"]()
+
+
 def test_a_learners_variable_named_like_an_attribute_or_a_local_is_no_part_of_the_code():
     cell = "import types\n@recorded\ndef measured():\n    n = 1\n    return {'x': types.SimpleNamespace(name=n).name}\n"
     scope = notebook(cell)

@@ -8,6 +8,7 @@ method of an instrument has changed since, the recording is stale and replaying 
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import dataclasses
 import datetime
@@ -241,6 +242,12 @@ def fingerprint(function: Callable[..., Any]) -> dict[str, Any]:
     -------
     dict
         ``source``: SHA-256 of the tokens; ``methods``: the ``METHOD_VERSION`` of each instrument by module.
+
+    Raises
+    ------
+    NameError
+        It uses a name that is not defined by now. A replay would never notice, and the same page would fail
+        on a GPU.
     """
     scope = function.__globals__
     pieces: dict[str, list[str]] = {}
@@ -252,7 +259,13 @@ def fingerprint(function: Callable[..., Any]) -> dict[str, Any]:
         if label in pieces:
             continue
         pieces[label] = _source_tokens(inspect.getsource(current))
-        for word in sorted(_global_words(current.__code__) & set(pieces[label])):
+        words = _global_words(current.__code__)
+        undefined = sorted(words - scope.keys() - set(dir(builtins)))
+        if undefined:
+            raise NameError(
+                f"{label} uses {', '.join(undefined)}, which no cell above defines: measuring it live would fail"
+            )
+        for word in sorted(words & set(pieces[label])):
             thing = scope.get(word)
             if isinstance(thing, _Recorded):
                 thing = thing.function
