@@ -25,6 +25,13 @@ def test_text_takes_the_pages_colour_so_that_it_reads_in_light_and_dark():
     assert not re.search(r"(fill|stroke): ?#(000000|ffffff)", svg)
 
 
+def test_text_added_without_a_colour_takes_it_too():
+    fig, ax = figure()
+    ax.text(0.5, 0.5, "named")
+    svg = Chart(fig, caption="c", alt="a", header=["x"], rows=[[1]]).svg()
+    assert not re.search(r"(fill|stroke): ?(#000000|black)", svg)
+
+
 def test_two_charts_on_one_page_share_no_element_name():
     one, two = (set(re.findall(r'id="([^"]+)"', chart().svg())) for _ in range(2))
     assert one

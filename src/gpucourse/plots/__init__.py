@@ -109,7 +109,12 @@ class Chart:
     def svg(self) -> str:
         """Draw the figure as an SVG element whose text has the page's own colour."""
         import matplotlib
+        from matplotlib.text import Text
 
+        # Text that was added after the axes were made has matplotlib's own default, black.
+        for text in self.fig.findobj(Text):
+            if text.get_color() in ("black", "k"):
+                text.set_color(INK)
         target = io.StringIO()
         with matplotlib.rc_context(_STYLE):
             self.fig.savefig(target, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
