@@ -35,13 +35,15 @@ class Package:
     """One npm package: where its archive comes from and which of its files go where.
 
     ``take`` maps a pattern over the paths inside the archive to a folder below ``book/vendor``; what the
-    pattern's group ``path`` matched is the name there.
+    pattern's group ``path`` matched is the name there. ``mend`` is a fault of the package to put right: in which
+    file, the text as it is, and as it is to be. Text that is not there is an error.
     """
 
     name: str
     version: str
     sha512: str
     take: dict[str, str]
+    mend: tuple[str, str, str] | None = None
 
 
 PACKAGES = (
@@ -52,6 +54,14 @@ PACKAGES = (
         # embed.js alone drives a page; the two *-amd.js are the same thing three times as heavy. Of the icon
         # fonts every browser in use takes woff2. LICENSE.txt is what embed.js itself points to.
         take={r"package/dist/(?P<path>embed\.js(\.LICENSE\.txt)?|[0-9a-f]+\.woff2)": "site/widgets"},
+        # A slider's handle is what the keyboard reaches, and it has no name: a screen reader would read out a
+        # number of nothing. The slider's library takes a name for each handle; the widget does not give it one.
+        mend=(
+            "embed.js",
+            ".create(this.$slider,{start:",
+            '.create(this.$slider,{handleAttributes:[].concat(this.model.get("index")??this.model.get("value"))'
+            '.map(()=>({"aria-label":this.model.get("description")})),start:',
+        ),
     ),
     Package(
         name="mathjax",
@@ -79,7 +89,7 @@ class VendorError(Exception):
 
 def stamp() -> str:
     """Return what a complete ``book/vendor`` of this list says of itself: a change in the list changes it."""
-    listed = json.dumps([[p.name, p.version, p.sha512, p.take] for p in PACKAGES], sort_keys=True)
+    listed = json.dumps([[p.name, p.version, p.sha512, p.take, p.mend] for p in PACKAGES], sort_keys=True)
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
@@ -129,6 +139,15 @@ def check_archive(archive: Path, package: Package) -> None:
         )
 
 
+def mended(content: bytes, package: Package) -> bytes:
+    """Put right what ``package.mend`` says of a file's content."""
+    assert package.mend is not None
+    name, old, new = package.mend
+    if old.encode() not in content:
+        raise VendorError(f"{package.name} {package.version}: {name} no longer has {old!r} to be mended")
+    return content.replace(old.encode(), new.encode())
+
+
 def unpack(archive: Path, package: Package, folder: Path) -> None:
     """Write the files that ``package`` lists from ``archive`` below ``folder``."""
     taken = dict.fromkeys(package.take, 0)
@@ -141,7 +160,10 @@ def unpack(archive: Path, package: Package, folder: Path) -> None:
                     continue
                 path = folder / target / match["path"]
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(source.read())
+                content = source.read()
+                if package.mend and package.mend[0] == match["path"]:
+                    content = mended(content, package)
+                path.write_bytes(content)
                 taken[pattern] += 1
     empty = [pattern for pattern, count in taken.items() if not count]
     if empty:

@@ -38,8 +38,24 @@ def drop_thebe_files(
         ]
 
 
+def mend_body(
+    _app: Sphinx, _page: str, _template: str, context: dict[str, Any], _doctree: nodes.document | None
+) -> None:
+    """Give every reader what the page's own markup withholds from some.
+
+    A folded cell is named "Toggle hidden content" to a screen reader while it shows other words. A displayed
+    equation wider than a phone scrolls inside itself, so the keyboard must be able to reach it.
+    """
+    body = context.get("body", "")
+    body = body.replace('<summary aria-label="Toggle hidden content">', "<summary>")
+    context["body"] = body.replace(
+        '<div class="math notranslate', '<div tabindex="0" class="math notranslate'
+    )
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx, late: after sphinx-thebe has added its part."""
     app.connect("doctree-resolved", drop_thebe_nodes, priority=900)
     app.connect("html-page-context", drop_thebe_files, priority=900)
+    app.connect("html-page-context", mend_body, priority=900)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
