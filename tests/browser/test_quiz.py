@@ -157,7 +157,7 @@ def other(right: int) -> int:
     return 1 if right == 0 else 0
 
 
-@pytest.mark.parametrize("look", [("http", 1280, "light"), ("file", 390, "dark")], ids=str)
+@pytest.mark.parametrize("look", [("http", 1280, "light"), ("file", 390, "dark")], ids=lambda v: v[0])
 @pytest.mark.parametrize("key", PAGES)
 def test_a_chapters_quiz_is_passed_failed_and_cleared_by_keyboard(
     open_page, key: str, look: tuple[str, int, str]
