@@ -610,23 +610,21 @@ def reference_tables() -> _Tables:
         ["GPU", *PRECISIONS, "GB/s", "SMs"], rows, "Dense TFLOP/s, GB/s and multiprocessors"
     )
     label = "Overview of all GPUs"
-    parts = [f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">{overview}</div>']
+    parts = [
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">{overview}</div>',
+        "<p>Every figure with what it counts and where it was read:</p>",
+    ]
     for record in DEVICES:
-        body = html.table(
-            ["Figure", "Value", "Source"],
-            [
-                [what, html.Raw(_value(text, figure)), html.Raw(_source(figure))]
-                for what, text, figure in record.figures()
-            ],
-            record.name,
-        )
+        # Two columns, so that a phone shows them without scrolling.
+        lines = [[html.Raw(_value(*line)), html.Raw(_source(line[2]))] for line in record.figures()]
+        body = html.table(["Figure", "Read in"], lines, record.name)
         parts.append(f"<details><summary>{html.escape(record.name)}</summary>{body}</details>")
     return _Tables("".join(parts))
 
 
-def _value(text: str, figure: Figure) -> str:
+def _value(what: str, text: str, figure: Figure) -> str:
     note = f". {figure.note[0].upper()}{figure.note[1:]}" if figure.note else ""
-    return f"{html.escape(text)}<br><small>{html.escape(figure.kind + note)}</small>"
+    return f"{html.escape(f'{what}: {text}')}<br><small>{html.escape(figure.kind + note)}</small>"
 
 
 def _source(figure: Figure) -> str:

@@ -57,6 +57,10 @@ def _unavailable(source: Recording) -> str:
     return f"unavailable for {source.provenance.get('gpu')}"
 
 
+def _unbroken(ms: float) -> str:
+    return format_time_ms(ms).replace(" ", "\N{NO-BREAK SPACE}")
+
+
 def _log_ticks(axis: Any, values: Sequence[float], labels: Sequence[str]) -> None:
     axis.set_ticks(values, labels=labels)
     axis.set_ticks([], minor=True)
@@ -102,21 +106,20 @@ def compare(
     Returns
     -------
     Comparison
-        Columns: operation, intensity, both times, bound, measured, and measured over predicted.
+        Columns: operation, both counted times, which is longer, measured time, measured over the longer.
     """
     lines = []
     for name, (work, dtype, timing) in rows.items():
         roof = _roof(source, dtype)
         measured_ms = timing["median_ms"]
         if roof is None:
-            middle = [_unavailable(source)] * 3
-            share = "–"
+            middle, share = [_unavailable(source)] * 3, "–"
         else:
             least = roof.least_time(work)
-            middle = [format_time_ms(least.arithmetic_ms), format_time_ms(least.bytes_ms), least.bound]
+            middle = [_unbroken(least.arithmetic_ms), _unbroken(least.bytes_ms), least.bound]
             share = f"{measured_ms / least.time_ms:.2f}"
-        lines.append((name, f"{work.intensity:.3g}", *middle, format_time_ms(measured_ms), share))
-    header = ("Operation", "FLOP/byte", "Arithmetic", "Bytes", "Bound", "Measured", "Measured / larger")
+        lines.append((name, *middle, _unbroken(measured_ms), share))
+    header = ("Operation", "Arithmetic", "Bytes", "Bound", "Measured", "× bound")
     return Comparison(header, tuple(lines), caption, source.line())
 
 
@@ -154,13 +157,15 @@ def add_bandwidth(source: Recording) -> plots.Chart:
         datasheet = f"{limit * 1e3:,.0f}"
         ax.axhline(limit, color=plots.GREY, linestyle="--")
         at = (megabytes[-1], limit)
-        ax.annotate(f"datasheet, {limit:.2f}", at, (0, 5), textcoords="offset points", ha="right")
+        ax.annotate(
+            f"datasheet, {limit:.2f}", at, (0, 5), textcoords="offset points", ha="right", color=plots.INK
+        )
     l2_bytes = source.data.get("l2_cache_size")
     if l2_bytes:
         ax.axvline(l2_bytes / 1e6, color=plots.GREY, linestyle=":")
         at = (l2_bytes / 1e6, 0.03)
         units = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        ax.annotate(f"L2, {format_bytes(l2_bytes)}", at, (5, 0), **units)
+        ax.annotate(f"L2, {format_bytes(l2_bytes)}", at, (5, 0), color=plots.INK, **units)
     ax.set_ylim(bottom=0)
     _log_ticks(ax.xaxis, megabytes[::2], [f"{value:,.0f}" for value in megabytes[::2]])
     ax.set_xlabel("three arrays together, MB")
@@ -364,10 +369,19 @@ def shape_rates(source: Recording) -> plots.Chart:
         colour = plots.GREEN if all(row[size] % 8 == 0 for size in "nk") else plots.ORANGE
         ax.barh(y, row["tflops"], color=colour, height=0.7)
         at = (row["tflops"], y)
-        ax.annotate(f"{row['tflops']:,.0f}", at, (3, 0), textcoords="offset points", va="center", fontsize=8)
+        ax.annotate(
+            f"{row['tflops']:,.0f}",
+            at,
+            (3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=plots.INK,
+        )
     ax.set_yticks(range(len(near)), labels=[f"{row['m']} × {row['n']} × {row['k']}" for row in near.values()])
     ax.tick_params(axis="y", labelsize=8)
     ax.invert_yaxis()
+    ax.margins(x=0.08)  # room for the last number
     ax.set_xlabel("TFLOP/s")
     ax.set_ylabel("m × n × k")
     return plots.Chart(
