@@ -197,12 +197,12 @@ def achieved_rates(source: Recording) -> plots.Chart:
     return plots.Chart(
         fig,
         caption=(
-            "The rate that each clock claims. One curve grows with the cube of the width and passes what the "
-            "card can do at all; the other two bend and stay below."
+            "The rate that each clock claims. The clock that does not wait passes what the card can do at all; "
+            "the other two bend and stay below."
         ),
         alt=(
             "Line chart, both axes logarithmic: teraflops a second against the width of a product. The host's "
-            "clock without waiting rises as a straight line far above the dashed limit. The host's clock after "
+            "clock without waiting rises far above the dashed limit. The host's clock after "
             "synchronize and the event pair rise together and level off below the limit."
         ),
         header=(
