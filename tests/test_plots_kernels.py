@@ -234,3 +234,30 @@ def test_every_chart_has_a_text_for_readers_who_do_not_see_it_and_a_table_of_the
         assert re.search(r'<svg role="img" aria-label="[^"]{40,}"', html)
         assert "currentColor" in html
         assert all(len(row) == len(chart.header) for row in chart.rows)
+
+
+def test_no_text_of_a_chart_is_black_which_the_dark_theme_would_hide() -> None:
+    from matplotlib.text import Text
+
+    one = trace_of(kernel("mm", 0, 5), kernel("add", 6, 2))
+    sweep = [{"rows": 8, "launches": 9, "busy_us": 12.0, "elapsed_us": 80.0, "traced_span_us": 300.0}]
+    measured = [point(128, 130, 20.0), point(192, 40, 39.0, "tilesize32x32")]
+    rates = {"fp32": [{"width": 512, "median_ms": 0.1, "kernels": 1, "fills": 0}]}
+    for chart in (
+        plots.hierarchy(kernel("mm", 0, 1, grid=[98304, 1, 1]), 132),
+        plots.waterfall({"t": one}, caption="c"),
+        plots.timeline(one, caption="c"),
+        plots.durations(one, caption="c"),
+        plots.rows_sweep(sweep, 340.0, product="p", caption="c"),
+        plots.wave_steps(
+            [{**measured[0], "slots": 132, "waves": 1, "predicted_us": 20.0}], measured, caption="c"
+        ),
+        plots.square_rates(rates, {"fp32": 80e12}, caption="c"),
+    ):
+        chart.svg()  # ticks get their labels when the figure is drawn
+        black = [
+            text.get_text()
+            for text in chart.fig.findobj(Text)
+            if text.get_text() and text.get_color() in ("black", "k", "#000000")
+        ]
+        assert black == [], chart.caption

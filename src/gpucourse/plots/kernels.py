@@ -172,8 +172,8 @@ def hierarchy(kernel: Mapping[str, Any], multiprocessors: int, *, source: Record
         ax.add_collection(PatchCollection(cells[:1], facecolor=ORANGE, edgecolor=INK, linewidth=0.6))
 
     def label(height: float, title: str, text: str) -> None:
-        ax.text(0, height, title, weight="bold", va="top", ha="left")
-        ax.text(0, height - 4.6, text, va="top", ha="left", fontsize=8.5, linespacing=1.35)
+        ax.text(0, height, title, weight="bold", va="top", ha="left", color=INK)
+        ax.text(0, height - 4.6, text, va="top", ha="left", fontsize=8.5, linespacing=1.35, color=INK)
 
     def down(top: float, bottom: float) -> None:
         ax.annotate(
@@ -182,7 +182,7 @@ def hierarchy(kernel: Mapping[str, Any], multiprocessors: int, *, source: Record
 
     at_most = -(-blocks // multiprocessors)
     label(100, "one launch", f"{operation(kernel)} queues\none kernel")
-    ax.text(35, 95, _short(kernel), va="center", ha="left", family="monospace", fontsize=9.5)
+    ax.text(35, 95, _short(kernel), va="center", ha="left", family="monospace", fontsize=9.5, color=INK)
     down(91, 85)
     label(
         83,
@@ -191,7 +191,7 @@ def hierarchy(kernel: Mapping[str, Any], multiprocessors: int, *, source: Record
     )
     tiles(blocks, 35, 83, 65, 17, BLUE)
     if blocks > 1000:
-        ax.text(100, 64, f"1,000 of {blocks:,} drawn", ha="right", va="top", fontsize=7.5)
+        ax.text(100, 64, f"1,000 of {blocks:,} drawn", ha="right", va="top", fontsize=7.5, color=INK)
     down(63, 57)
     label(
         55,
@@ -304,13 +304,14 @@ def waterfall(
                 textcoords="offset points",
                 va="center",
                 fontsize=8,
+                color=INK,
             )
         ax.set_xlim(0, longest * 1.1)
         ax.set_yticks(range(len(kernels)), [operation(kernel) for kernel in kernels])
         ax.set_ylim(len(kernels) - 0.4, -0.6)
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
-        ax.set_title(title, loc="left", fontsize=10.5)
+        ax.set_title(title, loc="left", fontsize=10.5, color=INK)
         rows += [(f"{title}, {row[0]}", *row[1:]) for row in _kernel_rows(kernels)]
     axes[-1, 0].set_xlabel("µs since the first kernel began; the numbers are durations")
     counts = "; ".join(
@@ -423,7 +424,13 @@ def durations(
         ax.barh(place, time_us, height=0.72, color=colour)
         text = f"{time_us:,.0f} µs in {count} kernel{'s' * (count > 1)}"
         ax.annotate(
-            text, (time_us, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8
+            text,
+            (time_us, place),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=INK,
         )
     ax.set_yticks(range(len(bars)), [name for name, *_ in bars])
     ax.set_ylim(len(bars) - 0.4, -0.6)
