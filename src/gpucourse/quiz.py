@@ -176,11 +176,13 @@ def _score(right: int, questions: int, needed: int) -> str:
     )
 
 
-# Colours are mid-tones that stand out on the light and the dark page; text and ground stay the page's own.
+# Colours are mid-tones that stand out on the light and the dark page; text and ground stay the page's own. A
+# legend that floats stands inside the frame, where one of several lines would otherwise be cut by it.
 _STYLE = """
 .Q fieldset {border: 1px solid #7a7f87; border-radius: .25em; margin: 0 0 1em; padding: .6em .9em;
   min-width: 0}
-.Q legend {float: none; width: auto; margin: 0; padding: 0 .3em; font-size: 1em; font-weight: 600}
+.Q legend {float: left; width: 100%; margin: 0 0 .2em; padding: 0; font-size: 1em; font-weight: 600}
+.Q legend + * {clear: both}
 .Q label {display: flex; gap: .6em; align-items: baseline; margin: 0; padding: .3em 0; cursor: pointer}
 .Q input {flex: none; margin: 0; width: 1.1em; height: 1.1em}
 .Q :is(input, summary, button):focus-visible {outline: 3px solid #3b82c4; outline-offset: 2px}
