@@ -151,8 +151,8 @@ _BASE_CSS = """
 .gpucourse-grid .widget-label{text-align:left;min-width:13.4em}
 .gpucourse-grid .widget-dropdown>select{color:inherit;background:none;appearance:auto;max-width:10em}
 .gpucourse-grid .widget-dropdown>select>option{color:#111;background:#fff}
-.gpucourse-grid .widget-html,.gpucourse-grid .widget-html-content{width:100%;overflow:visible}
-.gpucourse-grid .widget-html-content{line-height:1.45}
+.gpucourse-grid .widget-html{width:auto;overflow:visible}
+.gpucourse-grid .widget-html-content{width:100%;overflow:visible;line-height:1.45}
 .gpucourse-grid .widget-html-content b[data-c]{font-weight:inherit}
 .gpucourse-grid.jupyter-widgets-disconnected::before,
 .gpucourse-grid .jupyter-widgets-disconnected::before{content:none}
@@ -207,7 +207,7 @@ def frame_grid(render: Render, controls: Sequence[Control], *, css: str = "") ->
 
     inputs = [_input(control) for control in controls]
     # One layout and one style for all frames: each would otherwise bring two more models of its own.
-    plain = ipywidgets.Layout(width="100%", overflow="visible")
+    plain = ipywidgets.Layout(overflow="visible")
     unseen = ipywidgets.Layout(display="none")
     text_style = ipywidgets.HTML().style
 
@@ -346,7 +346,7 @@ def _input(control: Control) -> ipywidgets.Widget:
             description=control.label,
             tooltip=control.label,  # else the label gets title="null"
             style=style,
-            layout=ipywidgets.Layout(width="100%", max_width="40em"),
+            layout=ipywidgets.Layout(width="auto", max_width="40em"),
         )
     return ipywidgets.Dropdown(
         options=[(control.show(value), k) for k, value in enumerate(control.values)],
