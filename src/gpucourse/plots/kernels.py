@@ -33,7 +33,7 @@ __all__ = [
     "wave_steps",
 ]
 
-WARP = 32  # threads that take one instruction together; CUDA C++ Programming Guide, "SIMT Architecture"
+WARP = 32  # threads that take one instruction together; CUDA Programming Guide, "Warps and SIMT"
 
 _FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("product", BLUE, ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "addmv", "mv")),
