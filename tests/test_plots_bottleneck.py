@@ -176,7 +176,7 @@ WORKED = {
     "add: megabytes": f"= {ADD.bytes / 1e6:.0f} MB, and",
     "add: bytes": f"= {FP32.least_time(ADD).bytes_ms * 1e3:.1f} µs. The bytes take "
     f"{FP32.least_time(ADD).bytes_ms / FP32.least_time(ADD).arithmetic_ms:.0f} times",
-    "product: arithmetic": f"= {PRODUCT.flops / 1e9:.0f} Gflop, and 137 × 10⁹ / 989 × 10¹² = "
+    "product: arithmetic": f"= {PRODUCT.flops / 1e9:.0f} Gflop, and 137 × 10⁹ / (989 × 10¹²) s = "
     f"{_microseconds(PRODUCT, BF16):.0f} µs",
     "product: bytes": f"= {PRODUCT.bytes / 1e6:.0f} MB, {BF16.least_time(PRODUCT).bytes_ms * 1e3:.0f} µs",
     "without the output": f"says {8 * 2**27 / 4.8e12 * 1e6:.0f} µs",
