@@ -63,6 +63,25 @@ class SmallBook:
 
 
 @pytest.fixture(scope="session")
+def site() -> Path:
+    """Return the folder of the built pages. ``$BUILT_SITE`` names another one, to look at a site as it is."""
+    if os.environ.get("BUILT_SITE"):
+        return Path(os.environ["BUILT_SITE"]).resolve()
+    built = subprocess.run(
+        [sys.executable, str(ROOT / "book" / "build.py")],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if built.returncode != 0:
+        pytest.fail(
+            f"the book does not build:\n{built.stdout[-6000:]}\n{built.stderr[-2000:]}", pytrace=False
+        )
+    return ROOT / "_build" / "html"
+
+
+@pytest.fixture(scope="session")
 def vendor() -> Path:
     """Return the folder of the fetched scripts; fetch them if they are not there."""
     subprocess.run([sys.executable, str(ROOT / "tools" / "vendor.py")], check=True, stdin=subprocess.DEVNULL)

@@ -6,6 +6,7 @@ recording or key does not exist is a warning, and warnings end the build.
 
 from __future__ import annotations
 
+import html
 import os
 import re
 from pathlib import Path
@@ -103,12 +104,18 @@ def _row(*cells: nodes.Node | str) -> nodes.row:
     return row
 
 
-def _table(header: tuple[str, str], rows: list[nodes.row], title: str) -> nodes.table:
+def _table(header: tuple[str, str], rows: list[nodes.row]) -> nodes.table:
     group = nodes.tgroup(
         "", nodes.colspec(colwidth=40), nodes.colspec(colwidth=60), nodes.thead("", _row(*header)), cols=2
     )
     group += nodes.tbody("", *rows)
-    return nodes.table("", nodes.title("", title), group, classes=["recording-values"])
+    return nodes.table("", group, classes=["recording-values"])
+
+
+def _fold(summary: str, *content: nodes.Node) -> list[nodes.Node]:
+    """Fold content away: one recording may hold hundreds of values."""
+    opened = f'<details class="recording-fold"><summary>{html.escape(summary)}</summary>'
+    return [nodes.raw("", opened, format="html"), *content, nodes.raw("", "</details>", format="html")]
 
 
 class RecordingsDirective(SphinxDirective):
@@ -144,7 +151,8 @@ class RecordingsDirective(SphinxDirective):
         section = nodes.section(
             "", nodes.title("", "", nodes.literal("", found.name)), ids=[anchor(found.name)]
         )
-        section += nodes.paragraph("", found.line().capitalize() + ".", classes=["provenance"])
+        line = found.line()
+        section += nodes.paragraph("", f"{line[0].upper()}{line[1:]}.", classes=["provenance"])
         source = addnodes.pending_xref(
             "", nodes.inline("", "the page that measures it"), refdomain="std", reftype="doc",
             reftarget=f"/{page}", refexplicit=True, refwarn=True, refdoc=self.env.docname,
@@ -166,10 +174,13 @@ class RecordingsDirective(SphinxDirective):
             (f"Method of {instrument}", f"version {version}")
             for instrument, version in facts.get("methods", {}).items()
         ]
-        section += _table(("Condition", "Value"), [_row(*pair) for pair in conditions], "How it was measured")
+        section += _fold(
+            "How it was measured", _table(("Condition", "Value"), [_row(*pair) for pair in conditions])
+        )
         values = [_row(nodes.literal("", path), text) for path, text in recording.summary(found.data)]
         if values:
-            section += _table(("Value", "Reading"), values, "What it gave")
+            title = "What it gave" if len(values) == 1 else f"What it gave: {len(values)} values"
+            section += _fold(title, _table(("Value", "Reading"), values))
         return section
 
 

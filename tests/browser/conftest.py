@@ -12,8 +12,6 @@ import functools
 import http.server
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,25 +102,6 @@ def serve(folder: Path) -> tuple[http.server.ThreadingHTTPServer, str]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server, f"http://127.0.0.1:{server.server_port}"
-
-
-@pytest.fixture(scope="session")
-def site() -> Path:
-    """Return the folder of the built pages. ``$BUILT_SITE`` names another one, to look at a site as it is."""
-    if os.environ.get("BUILT_SITE"):
-        return Path(os.environ["BUILT_SITE"]).resolve()
-    built = subprocess.run(
-        [sys.executable, str(ROOT / "book" / "build.py")],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if built.returncode != 0:
-        pytest.fail(
-            f"the book does not build:\n{built.stdout[-6000:]}\n{built.stderr[-2000:]}", pytrace=False
-        )
-    return ROOT / "_build" / "html"
 
 
 @pytest.fixture(scope="package")
