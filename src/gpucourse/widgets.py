@@ -149,7 +149,7 @@ _BASE_CSS = """
 .gpucourse-grid,.gpucourse-grid .jupyter-widgets,.gpucourse-grid .widget-html-content,
 .gpucourse-grid .widget-label,.gpucourse-grid .widget-readout{color:inherit}
 .gpucourse-grid .widget-label{text-align:left;min-width:13.4em}
-.gpucourse-grid .widget-dropdown>select{color:inherit;background:none;appearance:auto;max-width:10em}
+.gpucourse-grid .widget-dropdown>select{color:inherit;background:none;appearance:auto;max-width:11.5em}
 .gpucourse-grid .widget-dropdown>select>option{color:#111;background:#fff}
 .gpucourse-grid .widget-html{width:auto;overflow:visible}
 .gpucourse-grid .widget-html-content{width:100%;overflow:visible;line-height:1.45}
@@ -354,12 +354,12 @@ def _input(control: Control) -> ipywidgets.Widget:
         description=control.label,
         tooltip=control.label,
         style=style,
-        layout=ipywidgets.Layout(width="auto", flex="0 1 23em"),
+        layout=ipywidgets.Layout(width="auto", flex="0 1 19em"),
     )
 
 
 _MEMORY_CSS = """
-.ml{color:inherit;max-width:44em}
+.ml{color:inherit;max-width:50em;font-size:1.1em}
 .ml .verdict{font-weight:700;margin:.6em 0 .2em}
 .ml .scale{position:relative;height:1.5em;font-size:.85em}
 .ml .scale>b{position:absolute;white-space:nowrap;font-weight:400;transform:translateX(-100%);
@@ -386,7 +386,7 @@ font-size:.85em}
 .ml .key li{margin:0}
 .ml .key i{display:inline-block;width:1.1em;height:1em;margin-right:.4em;vertical-align:-.12em;
 border:1px solid currentColor}
-.ml table{border-collapse:collapse;width:100%;font-size:.9em;color:inherit;margin:0}
+.ml table{border-collapse:collapse;width:100%;font-size:.95em;color:inherit;margin:0}
 .ml caption{text-align:left;color:inherit;padding:.2em 0;caption-side:top}
 .ml tr,.ml thead,.ml tbody tr:nth-child(odd){background:transparent;color:inherit}
 .ml th,.ml td{text-align:left!important;vertical-align:top;padding:.25em .8em .25em 0;
