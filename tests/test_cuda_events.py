@@ -67,6 +67,13 @@ def test_a_card_without_a_record_cannot_be_judged():
     ).check(MATMUL)
 
 
+def test_a_precision_without_a_peak_is_not_judged_by_another():
+    tesla = dataclasses.replace(H200, gpu="Tesla T4")
+    half = ({"shape": [2048, 2048], "dtype": "bfloat16"},) * 2
+    found = timing(0.5, environment=tesla, arguments=half).check(Work(flops=2 * 2048**3, bytes=0))
+    assert found == "cannot judge the arithmetic: the record of Tesla T4 has no bf16 peak"
+
+
 def test_the_peak_binds_at_the_cards_maximum_clock_not_at_the_datasheets():
     record = hardware.device("NVIDIA H200")
     # 989 TFLOP/s is given for 1,830 MHz; at 1,980 MHz the same units reach 1,070.

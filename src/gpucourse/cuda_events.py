@@ -163,7 +163,9 @@ class Timing:
         seconds = self.median_ms / 1e3
         said = []
         precision = self._precision()
-        if work.flops and precision:
+        if work.flops and precision and precision not in record.peaks:
+            said.append(f"cannot judge the arithmetic: the record of {record.name} has no {precision} peak")
+        elif work.flops and precision:
             rate = work.flops / seconds
             peak = record.peak_flops_at_clock(precision, self.environment.max_sm_clock_mhz)
             if rate > peak:
