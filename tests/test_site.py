@@ -236,7 +236,7 @@ def test_the_measurements_page_has_every_recording_with_its_conditions_and_file(
         text = as_read("a.html", entries[path.stem])
         for key in ("gpu", "date", "torch", "cuda", "driver", "command"):
             assert facts[key] in text, (path.stem, key)
-        download = re.search(r'href="([^"]+)" download', entries[path.stem])
+        download = re.search(r'download="" href="([^"]+)"', entries[path.stem])
         assert download, path.stem
         file = (site / "book" / "reference" / download[1]).resolve()
         assert file.read_bytes() == path.read_bytes()

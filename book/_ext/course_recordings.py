@@ -154,8 +154,8 @@ class RecordingsDirective(SphinxDirective):
         line = found.line()
         section += nodes.paragraph("", f"{line[0].upper()}{line[1:]}.", classes=["provenance"])
         source = addnodes.pending_xref(
-            "", nodes.inline("", "the page that measures it"), refdomain="std", reftype="doc",
-            reftarget=f"/{page}", refexplicit=True, refwarn=True, refdoc=self.env.docname,
+            "", nodes.inline("", page), refdomain="std", reftype="doc",
+            reftarget=f"/{page}", refexplicit=False, refwarn=True, refdoc=self.env.docname,
         )  # fmt: skip
         links = nodes.paragraph("", "Made by a cell of ", source)
         file = recording_file(found.name)

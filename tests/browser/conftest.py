@@ -74,8 +74,10 @@ class Watch:
             self.problems.append(f"a request leaves the site: {request.url}")
 
     def _failed(self, request: Request) -> None:
-        # Leaving a page cancels what it was still loading: not a fault.
-        if request.url.startswith(self.allowed) and "ERR_ABORTED" not in (request.failure or ""):
+        # Leaving a page cancels what it was still loading, and where a test has switched scripts off the
+        # browser stops them ("csp"): no faults of the page.
+        excused = any(reason in (request.failure or "") for reason in ("ERR_ABORTED", "csp"))
+        if request.url.startswith(self.allowed) and not excused:
             self.problems.append(f"request failed ({request.failure}): {request.url}")
 
     def _response(self, response: Response) -> None:

@@ -102,7 +102,7 @@ def test_search_finds_a_page(open_page: OpenPage) -> None:
 
 def test_folds_open_by_keyboard(open_page: OpenPage) -> None:
     page = open_page(next(path for path in PAGES if "kernels" in path), scheme="file")
-    fold = page.locator("details:has(summary:text('Need a hint?'))").first
+    fold = page.locator("details", has=page.locator("summary", has_text="Need a hint?")).first
     fold.locator("summary").focus()
     page.keyboard.press("Enter")
     assert fold.get_attribute("open") is not None
