@@ -154,6 +154,8 @@ _BASE_CSS = """
 .gpucourse-grid .widget-html{width:auto;overflow:visible}
 .gpucourse-grid .widget-html-content{width:100%;overflow:visible;line-height:1.45}
 .gpucourse-grid .widget-html-content b[data-c]{font-weight:inherit}
+@media (max-width:600px){.gpucourse-grid .widget-slider{flex-wrap:wrap;height:auto}
+.gpucourse-grid .widget-slider>.widget-label{width:100%!important}}
 .gpucourse-grid.jupyter-widgets-disconnected::before,
 .gpucourse-grid .jupyter-widgets-disconnected::before{content:none}
 """
@@ -331,7 +333,11 @@ def _rows(inputs: Sequence[ipywidgets.Widget]) -> list[ipywidgets.Widget]:
         if slides:
             rows += group
         else:
-            rows.append(ipywidgets.Box(list(group), layout=ipywidgets.Layout(flex_flow="row wrap")))
+            rows.append(
+                ipywidgets.Box(
+                    list(group), layout=ipywidgets.Layout(flex_flow="row wrap", grid_gap="0 1.5em")
+                )
+            )
     return rows
 
 
@@ -508,6 +514,7 @@ def _shown(name: str, given: float) -> Callable[[float], str]:
 
 def _memory_frame(each: Each, ledger: MemoryLedger, microbatches: Sequence[int]) -> str:
     blocks = {m: ledger.blocks(m) for m in microbatches}
+    totals = {m: ledger.total_gb(m) for m in microbatches}
     count = len(blocks[microbatches[0]])
     budget, device = f"{ledger.budget_gb:.2f} GB", f"{ledger.device_gb:g} GB"
     fixed_fits = ledger.fits(0)
@@ -537,7 +544,7 @@ def _memory_frame(each: Each, ledger: MemoryLedger, microbatches: Sequence[int])
 
     def margin(m: int) -> str:
         # What is left of the axis after the bar; negative where the bar runs out of the picture.
-        return f"style=margin-right:{max(100 - percent(ledger.total_gb(m)), -2000):.1f}%"
+        return f"style=margin-right:{max(100 - percent(totals[m]), -2000):.1f}%"
 
     def block(k: int) -> str:
         return each(
@@ -547,7 +554,7 @@ def _memory_frame(each: Each, ledger: MemoryLedger, microbatches: Sequence[int])
 
     picture = (
         f'<div class="scale"><b style="left:{percent(ledger.budget_gb)}%">budget {budget}</b>'
-        f"<i>{each(lambda m: '→' if ledger.total_gb(m) > axis_gb else '')}</i></div>"
+        f"<i>{each(lambda m: '→' if totals[m] > axis_gb else '')}</i></div>"
         f'<div class="bar"><span class="fixed{"" if fixed_fits else " over"}" '
         f'style="width:{percent(ledger.fixed_gb)}%">fixed</span>'
         f'<span class="acts">{"".join(block(k) for k in range(count))}</span>'
@@ -577,7 +584,7 @@ def _memory_frame(each: Each, ledger: MemoryLedger, microbatches: Sequence[int])
     rows += [
         [
             "Predicted peak",
-            Raw(each(lambda m: f"{ledger.total_gb(m):.2f}") + " GB"),
+            Raw(each(lambda m: f"{totals[m]:.2f}") + " GB"),
             "fixed part + all five blocks",
         ],
         ["Budget", budget, f"{device} less {100 * ledger.reserve:.4g} % in reserve"],
