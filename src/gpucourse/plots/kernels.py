@@ -506,7 +506,7 @@ def rows_sweep(
     fig, ax = figure(5.8, 3.2)
     for key, name, colour, lift in (
         ("elapsed_us", "elapsed", ORANGE, 7),
-        ("busy_us", "kernels busy", BLUE, -15),
+        ("busy_us", "kernels busy", BLUE, 8),
     ):
         values = [point[key] for point in sweep]
         ax.plot(rows, values, marker="o", color=colour)
