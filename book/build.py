@@ -122,8 +122,11 @@ def run_jupyter_book(root: Path, scratch: Path, environment: dict[str, str]) -> 
         errors="replace",
     ) as process:
         assert process.stdout is not None
+        echo = True
         for line in process.stdout:
-            sys.stdout.write(line)
+            # What follows is Jupyter Book's advice to open the pages where it left them.
+            echo = echo and not line.startswith("The HTML pages are in")
+            sys.stdout.write(line if echo else "")
             plain = re.sub(r"\x1b\[[0-9;]*m", "", line).strip()
             if FAULT.match(plain) and plain not in wrong:
                 wrong.append(plain)

@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.browser.conftest import NARROW, ROOT, WIDE, OpenPage, Watch, serve, settle
+from tests.conftest import SmallBook
 from tests.site_text import toc_pages
 
 PAGES = [f"{name}.html" for name in toc_pages(ROOT)]
@@ -23,7 +24,9 @@ SERIOUS = ("serious", "critical")
 def axe_findings(page: Page) -> list[str]:
     """Return axe-core's serious findings on a page, one line each."""
     page.evaluate(AXE.read_text(encoding="utf-8"))
-    result: dict[str, Any] = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
+    # preload would fetch the style sheets once more, which a browser refuses from file://.
+    options = "{resultTypes: ['violations'], preload: false}"
+    result: dict[str, Any] = page.evaluate(f"() => axe.run(document, {options})")
     return [
         f"{finding['id']} ({finding['impact']}): {finding['help']}: {node['html'][:160]}"
         for finding in result["violations"]
@@ -115,6 +118,33 @@ def test_print_shows_what_is_folded(open_page: OpenPage) -> None:
         "folded => folded.filter(e => e.getBoundingClientRect().height === 0 && e.textContent.trim()).length"
     )
     assert hidden == 0
+
+
+@pytest.mark.slow
+def test_a_sliders_name_is_read_out_and_its_mathematics_typeset(
+    small_book: SmallBook, chromium: Browser
+) -> None:
+    small_book.notebook(
+        "book/page.md",
+        "# A page\n\nWith $x$.\n\n```{code-cell}\nimport ipywidgets\n\n"
+        'ipywidgets.VBox([ipywidgets.IntSlider(description="Width $n$", tooltip="Width n"),\n'
+        '    ipywidgets.IntRangeSlider(description="From, to"),\n'
+        '    ipywidgets.SelectionSlider(description="Device", options=["T4", "L4"])])\n```\n',
+    )
+    built = small_book.build()
+    assert built.returncode == 0, built.stdout + built.stderr
+    context = chromium.new_context()
+    page = context.new_page()
+    watch = Watch(small_book.site, small_book.site.as_uri())
+    watch.attach(page)
+    page.goto(f"{small_book.site.as_uri()}/book/page.html")
+    settle(page)
+    page.wait_for_selector(".widget-label mjx-container")
+    names = page.locator(".noUi-handle").evaluate_all("handles => handles.map(h => h.ariaLabel)")
+    assert names == ["Width $n$", "From, to", "From, to", "Device"]
+    assert axe_findings(page) == []
+    context.close()
+    assert watch.problems == []
 
 
 # --- the guards themselves ---------------------------------------------------------------------------------
