@@ -149,7 +149,7 @@ _BASE_CSS = """
 .gpucourse-grid,.gpucourse-grid .jupyter-widgets,.gpucourse-grid .widget-html-content,
 .gpucourse-grid .widget-label,.gpucourse-grid .widget-readout{color:inherit}
 .gpucourse-grid .widget-label{text-align:left;min-width:13.4em}
-.gpucourse-grid .widget-dropdown>select{color:inherit;background:none;appearance:auto;max-width:11.5em}
+.gpucourse-grid .widget-dropdown>select{flex:none;width:10.5em;color:inherit;background:none;appearance:auto}
 .gpucourse-grid .widget-dropdown>select>option{color:#111;background:#fff}
 .gpucourse-grid .widget-html{width:auto;overflow:visible}
 .gpucourse-grid .widget-html-content{width:100%;overflow:visible;line-height:1.45}
@@ -360,7 +360,7 @@ def _input(control: Control) -> ipywidgets.Widget:
         description=control.label,
         tooltip=control.label,
         style=style,
-        layout=ipywidgets.Layout(width="auto", flex="0 1 19em"),
+        layout=ipywidgets.Layout(width="auto", flex="none"),
     )
 
 
@@ -395,7 +395,7 @@ border:1px solid currentColor}
 .ml table{border-collapse:collapse;width:100%;font-size:.95em;color:inherit;margin:0}
 .ml caption{text-align:left;color:inherit;padding:.2em 0;caption-side:top}
 .ml tr,.ml thead,.ml tbody tr:nth-child(odd){background:transparent;color:inherit}
-.ml th,.ml td{text-align:left!important;vertical-align:top;padding:.25em .8em .25em 0;
+.ml th,.ml td{text-align:left!important;vertical-align:top;padding:.25em .6em .25em 0!important;
 white-space:normal!important;border-bottom:1px solid rgba(128,128,128,.45)}
 .ml tbody th{font-weight:600}
 @media (min-width:700px){.ml th,.ml td:nth-child(2){white-space:nowrap!important}}
