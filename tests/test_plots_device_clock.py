@@ -147,24 +147,43 @@ def _ways(**extra: Any) -> Recording:
     return _recording({"rows": {"add_1Ki_fp32": row}})
 
 
+def _cells(shown: draw.Readings) -> dict[str, str]:
+    """Give the one kernel's column by way."""
+    assert shown.header == ("Way", "add 1 Ki fp32")
+    return {row[0]: row[1] for row in shown.rows}
+
+
 def test_ways_give_the_reading_and_the_profilers_time_last() -> None:
     shown = draw.ways(_ways())
-    assert shown.header[-1] == "profiler"
-    assert shown.rows[0][0] == "add, 1 Ki, fp32"
-    assert shown.rows[0][1] == "18.0\N{NO-BREAK SPACE}µs"
-    assert shown.rows[0][-1] == "900.0\N{NO-BREAK SPACE}ns"
+    assert _cells(shown)["pair, idle queue"] == "18.0\N{NO-BREAK SPACE}µs"
+    assert shown.rows[-1] == ("profiler, in the graph", "900.0\N{NO-BREAK SPACE}ns")
 
 
 def test_ways_against_the_profiler_are_differences_of_the_same_launches() -> None:
-    shown = draw.ways(_ways(), against="kernel_us")
-    assert shown.rows[0][1:4] == ("+17.50\N{NO-BREAK SPACE}µs", "unavailable", "+1.20\N{NO-BREAK SPACE}µs")
+    cells = _cells(draw.ways(_ways(), against="kernel_us"))
+    assert cells["pair, idle queue"] == "+17.50\N{NO-BREAK SPACE}µs"
+    assert cells["pair, spin"] == "unavailable"
+    assert cells["20 calls, spin"] == "+1.20\N{NO-BREAK SPACE}µs"
+
+
+def test_a_reading_below_the_profilers_carries_a_minus_sign() -> None:
+    short = {"plain_us": 0.8, "profiled_us": 0.75, "kernel_us": 1.0}
+    cells = _cells(draw.ways(_ways(time_cuda=short), against="kernel_us"))
+    assert cells["time_cuda"] == "\N{MINUS SIGN}0.25\N{NO-BREAK SPACE}µs"
 
 
 def test_a_timer_that_cannot_be_imported_is_left_out() -> None:
-    assert "do_bench (cold)" not in draw.ways(_ways()).header
+    assert "do_bench (cold)" not in _cells(draw.ways(_ways()))
     with_it = _ways(do_bench={"plain_us": 4.0, "profiled_us": 4.0, "kernel_us": 1.5})
-    assert "do_bench (cold)" in draw.ways(with_it).header
-    assert "do_bench (cold)" not in draw.ways(with_it, against="period_us").header
+    assert "do_bench (cold)" in _cells(draw.ways(with_it))
+    assert "do_bench (cold)" not in _cells(draw.ways(with_it, against="period_us"))
+
+
+def test_a_way_measured_for_some_kernels_only_says_so_for_the_others() -> None:
+    both = {"add_1Ki_fp32": _ways()["rows"]["add_1Ki_fp32"]}
+    both["add_1Mi_fp32"] = {"graph_40": both["add_1Ki_fp32"]["graph_40"]}
+    shown = draw.ways(_recording({"rows": both}))
+    assert shown.rows[0][2] == "not measured"
 
 
 def test_ways_against_something_unknown_is_refused() -> None:
@@ -208,3 +227,23 @@ def test_the_clock_speeds_carry_their_unit() -> None:
         "1,980 MHz",
         "1,755 MHz",
     ]
+
+
+def test_no_text_in_a_chart_is_black_which_a_dark_page_would_swallow() -> None:
+    from matplotlib.text import Text
+
+    data = {"counts": [1, 2, 5, 10, 20], "spin_us": [3.0] * 5, "graph_us": [2.0] * 5, "idle_us": 18.0}
+    calls = [{"call": "x @ x, fp32, call 1", "ms": 30.0, "driver_allocations": 2}]
+    charts = [
+        draw.lanes(_history().history, {"host clock": (0.0, 17.0)}, caption="c", alt="a"),
+        draw.achieved_rates(_clocks(wall_ms=0.02)),
+        draw.readings_per_call(_recording({**data, "kernel_us": 0.9})),
+        draw.first_calls(_recording({"calls": calls})),
+    ]
+    for chart in charts:
+        black = [
+            text.get_text()
+            for text in chart.fig.findobj(Text)
+            if text.get_text() and text.get_color() in ("black", "k", "#000000")
+        ]
+        assert black == []

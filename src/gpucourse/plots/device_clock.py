@@ -179,9 +179,10 @@ def achieved_rates(source: Recording) -> plots.Chart:
         ax.axhline(limit / 1e12, color=plots.GREY, linestyle="--")
         ax.annotate(
             f"the card's limit: {format_rate(limit)}",
-            (widths[0], limit / 1e12),
+            (widths[-1], limit / 1e12),
             (0, 5),
             textcoords="offset points",
+            ha="right",
             color=plots.INK,
         )
     ax.set_xticks(widths, labels=[f"{n:,}" for n in widths])
@@ -424,12 +425,12 @@ _WAYS = {
     "do_bench": "do_bench (cold)",
 }
 _CASES = {
-    "add_1Ki_fp32": "add, 1 Ki, fp32",
-    "add_1Mi_fp32": "add, 1 Mi, fp32",
-    "add_16Mi_fp32": "add, 16 Mi, fp32",
-    "matmul_256_bf16": "product, 256, bf16",
-    "matmul_2048_bf16": "product, 2,048, bf16",
-    "matmul_2048_fp32": "product, 2,048, fp32",
+    "add_1Ki_fp32": "add 1 Ki fp32",
+    "add_1Mi_fp32": "add 1 Mi fp32",
+    "add_16Mi_fp32": "add 16 Mi fp32",
+    "matmul_256_bf16": "product 256 bf16",
+    "matmul_2048_bf16": "product 2,048 bf16",
+    "matmul_2048_fp32": "product 2,048 fp32",
 }
 
 
@@ -451,34 +452,32 @@ def ways(source: Recording, *, against: str = "") -> Readings:
     """
     if against not in ("", "kernel_us", "period_us"):
         raise ValueError(f'against is "", "kernel_us" or "period_us", found {against!r}')
-    columns = [way for way in _WAYS if any(way in row for row in source["rows"].values())]
+    cases = source["rows"]
+    shown = [way for way in _WAYS if any(way in row for row in cases.values())]
     if against == "period_us":
-        columns = [way for way in columns if way not in ("time_cuda", "do_bench")]
-    rows = []
-    for label, row in source["rows"].items():
-        cells = []
-        for way in columns:
-            found = row.get(way)
-            if found is None:
-                cells.append("not importable")
-            elif not against:
-                cells.append(_us(found["plain_us"]))
-            elif found.get(against) is None:
-                cells.append("unavailable")
-            else:
-                cells.append(_signed(found["profiled_us"] - found[against]))
+        shown = [way for way in shown if way not in ("time_cuda", "do_bench")]
+
+    def cell(found: Mapping[str, Any] | None) -> str:
+        if found is None:
+            return "not measured"
         if not against:
-            cells.append(_us(row["graph_40"]["kernel_us"]))
-        rows.append((_CASES.get(label, label), *cells))
-    header = ["Kernel", *(_WAYS[way] for way in columns)]
+            return _us(found["plain_us"])
+        if found.get(against) is None:
+            return "unavailable"
+        return _signed(found["profiled_us"] - found[against])
+
+    rows = [(_WAYS[way], *(cell(row.get(way)) for row in cases.values())) for way in shown]
+    if not against:
+        rows.append(
+            ("profiler, in the graph", *(_us(row["graph_40"]["kernel_us"]) for row in cases.values()))
+        )
     captions = {
-        "": "Six kernels, read in every way; last, the profiler's record of the launches in the graph",
+        "": "Six kernels, read in every way; last, the profiler's kernel time of the launches in the graph",
         "kernel_us": "Reading less the profiler's kernel time, both of the same launches",
         "period_us": "Reading less the profiler's first start to last end, per call, both of the same launches",
     }
-    if not against:
-        header.append("profiler")
-    return Readings(tuple(header), tuple(rows), captions[against], source.line())
+    header = ("Way", *(_CASES.get(label, label) for label in cases))
+    return Readings(header, tuple(rows), captions[against], source.line())
 
 
 def instrument(source: Recording) -> Readings:
