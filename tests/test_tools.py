@@ -5,12 +5,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
+import time
+import urllib.request
 from pathlib import Path
 from types import ModuleType
 
@@ -259,6 +263,41 @@ def test_a_notebook_that_was_there_before_is_the_readers(tmp_path: Path) -> None
     (tmp_path / "one.ipynb").write_text("from somewhere else")
     assert len(lab.fill(tmp_path, {"one": "first"})) == 1
     assert (tmp_path / "one.ipynb").read_text() == "from somewhere else"
+
+
+@pytest.mark.slow
+def test_make_lab_opens_the_notebooks_in_jupyterlab(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = f"--no-browser --allow-root --ip=127.0.0.1 --port={port} --IdentityProvider.token=t"
+    with subprocess.Popen(
+        [sys.executable, str(ROOT / "tools" / "lab.py"), "--folder", str(tmp_path), "--lab-args", options],
+        env=os.environ
+        | {"JUPYTER_CONFIG_DIR": str(tmp_path / "none"), "JUPYTER_DATA_DIR": str(tmp_path / "none")},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as server:
+        try:
+            listing = None
+            for _ in range(240):
+                try:
+                    with urllib.request.urlopen(
+                        f"http://127.0.0.1:{port}/api/contents/book?token=t", timeout=10
+                    ) as reply:
+                        listing = json.load(reply)
+                        break
+                except OSError:
+                    if server.poll() is not None:
+                        break
+                    time.sleep(0.5)
+        finally:
+            server.terminate()
+            said, _ = server.communicate(timeout=60)
+    assert listing is not None, said
+    assert "02_kernels.ipynb" in [entry["name"] for entry in listing["content"]]
 
 
 # --- one command each --------------------------------------------------------------------------------------
