@@ -412,7 +412,7 @@ def readings_per_call(source: Recording) -> plots.Chart:
 
 
 def _signed(us: float) -> str:
-    return f"{us:+.2f}\N{NO-BREAK SPACE}µs".replace("-", "\N{MINUS SIGN}")
+    return f"{us:+.2f}".replace("-", "\N{MINUS SIGN}")
 
 
 _WAYS = {
@@ -473,8 +473,8 @@ def ways(source: Recording, *, against: str = "") -> Readings:
         )
     captions = {
         "": "Six kernels, read in every way; last, the profiler's kernel time of the launches in the graph",
-        "kernel_us": "Reading less the profiler's kernel time, both of the same launches",
-        "period_us": "Reading less the profiler's first start to last end, per call, both of the same launches",
+        "kernel_us": "Reading less the profiler's kernel time of the same launches, µs a call",
+        "period_us": "Reading less the profiler's first start to last end, same launches, µs a call",
     }
     header = ("Way", *(_CASES.get(label, label) for label in cases))
     return Readings(header, tuple(rows), captions[against], source.line())
