@@ -40,7 +40,7 @@ _LAUNCH = re.compile(r"Launch(Cooperative)?Kernel|GraphLaunch|Memcpy|Memset")
 def short_name(name: str) -> str:
     """Shorten a kernel's C++ name to what tells it apart.
 
-    Element-wise kernels (over one tensor or a list) keep what they compute, library products their own name with the tile.
+    Element-wise kernels (over one tensor or a list) keep what they compute, library products their name and tile.
     """
     bare = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     wrapped = re.match(r"cutlass::Kernel2?<(\w+)>", bare)
