@@ -170,7 +170,7 @@ TOTAL = {
 }
 
 WORKED = {
-    "the night asks for": f"asks for {NIGHT / 67e12:.1f} times",
+    "the night asks for": f"asks for {NIGHT / 1e12:.0f} TFLOP/s ([the sum](index.md)), {NIGHT / 67e12:.1f} times",
     "datasheet's promise": f"That is {989 / 67:.1f} times as much",
     "add: arithmetic": f"= {FP32.least_time(ADD).arithmetic_ms * 1e3:.2f} µs",
     "add: megabytes": f"= {ADD.bytes / 1e6:.0f} MB, and",
@@ -203,6 +203,10 @@ WORKED = {
     "widen, fp32": f"widen.median_ms / {LEAST['fp32']['widen'].time_ms:.5f} |",
     "widen, bf16": f"widen.median_ms / {LEAST['bf16']['widen'].time_ms:.6f} |",
     "array of scores": f"an array of {2 * 192 * 1024**2 / 1e6:.0f} MB",
+    "attention, fp32": f"alone needs {4 * 192 * 1024**2 * 64 / 67e9:.2f} ms at the peak",
+    "scores, fp32": f"fp32.scores.median_ms / {LEAST['fp32']['scores'].time_ms:.6f} |",
+    "one row of weights": f"m_1.timing.median_ms / {_microseconds(matmul_work(1, 8192, 8192, 2), BF16) / 1e3:.7f} |",
+    "instructions": f"are {67 / 2:.1f} × 10¹² instructions a second",
     "rows of 4095": f"{1 - (4095 / 4096) ** 3:.2%} less arithmetic".replace("%", " %"),
     "a row of 12,288": f"{4 * 12288 / 1e3:.0f} kB",
 }
@@ -253,4 +257,31 @@ def test_no_measured_number_of_the_prose_is_typed():
     # Times with a decimal and rates in the running text are either from a recording or in WORKED.
     prose = re.sub(r"```.*?```|:::\{math\}.*?:::|\{rec\}`[^`]*`", "", CHAPTER, flags=re.DOTALL)
     typed = set(re.findall(r"\d+\.\d+ (?:µs|ms|GB/s|TB/s|TFLOP/s)", prose))
-    assert typed <= {"0.25 µs", "41.9 µs", "4.76 ms", "4.8 TB/s"}
+    assert typed <= {"0.25 µs", "41.9 µs", "4.76 ms", "0.77 ms", "4.8 TB/s"}
+
+
+def test_the_l2_serves_the_small_additions_and_not_the_larger() -> None:
+    adds = recording.load("add_sweep")
+    assert adds["mi_2"]["warm_gb_per_s"] > H200.bandwidth_bytes_per_s / 1e9 > adds["mi_4"]["warm_gb_per_s"]
+    assert adds["mi_1"]["cold_gb_per_s"] < 0.6 * H200.bandwidth_bytes_per_s / 1e9
+
+
+def test_a_fixed_time_a_row_predicts_the_layer_norm_in_fp32_and_less_well_in_half() -> None:
+    times = recording.load("third_limit")
+
+    def misses(precision: str) -> list[float]:
+        found = {key: value["median_ms"] for key, value in times[precision].items()}
+        a_row = found["layer_norm_768"] - found["copy"]
+        cases = ((256, 3), (3072, 0.25))
+        return [abs((found["copy"] + by * a_row) / found[f"layer_norm_{c}"] - 1) for c, by in cases]
+
+    assert max(misses("fp32")) < 0.1 < max(misses("half")) < 0.35
+
+
+def test_an_odd_row_costs_and_an_odd_number_of_rows_does_not() -> None:
+    odd = recording.load("odd_shapes")
+    assert odd["m_4095"]["ms"] < 1.25 * odd["all_4096"]["ms"]
+    for case in ("n_4095", "k_4095"):
+        assert odd[case]["ms"] > 0.95 * odd["all_4095"]["ms"]
+    for case in ("all_4092", "all_4094", "all_4098", "all_4100"):
+        assert odd["all_4095"]["tflops"] < odd[case]["tflops"] < odd["all_4096"]["tflops"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpucourse import recording
 from gpucourse.plots import Chart
 from gpucourse.plots import kernels as plots
 
@@ -47,7 +48,7 @@ def test_hierarchy_counts_blocks_warps_and_threads() -> None:
     chart = plots.hierarchy(kernel("mm", 0, 1), 5)
     table = {row[0]: row[2] for row in cells(chart)}
     assert table["blocks"] == "12"
-    assert table["blocks a multiprocessor, at most"] == "3"
+    assert table["blocks a multiprocessor, dealt evenly"] == "3"
     assert table["warps a block"] == "3"
     assert table["threads in the launch"] == "1,152"
 
@@ -261,3 +262,50 @@ def test_no_text_of_a_chart_is_black_which_the_dark_theme_would_hide() -> None:
             if text.get_text() and text.get_color() in ("black", "k", "#000000")
         ]
         assert black == [], chart.caption
+
+
+# --- what the chapter's prose names, held to its recordings -----------------------------------------------
+
+
+def sweep_of_2048() -> dict[int, dict[str, Any]]:
+    return {point["rows"]: point for point in recording.load("width_steps")["columns_2048"]}
+
+
+@pytest.mark.parametrize(("first", "last", "waves"), [(1600, 2048, 1), (3456, 4224, 2), (5312, 6272, 3)])
+def test_the_stretches_that_the_chapter_names_are_whole_waves_of_one_kernel(first, last, waves) -> None:
+    sweep = sweep_of_2048()
+    stretch = [sweep[rows] for rows in range(first, last + 1, 64)]
+    assert {point["kernel"] for point in stretch} == {stretch[0]["kernel"]}
+    assert {math.ceil(point["blocks"] / 132) for point in stretch} == {waves}
+    times_us = [point["time_us"] for point in stretch]
+    assert max(times_us) < 1.02 * min(times_us)
+
+
+def test_nine_and_ten_blocks_of_a_kernel_that_holds_two_take_the_same_time() -> None:
+    nine, ten = (sweep_of_2048()[rows] for rows in (4672, 4864))
+    assert nine["kernel"] == ten["kernel"]
+    assert [math.ceil(point["blocks"] / 132) for point in (nine, ten)] == [9, 10]
+    assert nine["time_us"] == pytest.approx(ten["time_us"], rel=0.02)
+
+
+def test_the_elapsed_time_of_the_chain_shows_no_slope_where_the_host_sets_the_pace() -> None:
+    points = recording.load("chain_by_rows")["points"]
+    first, later = points[0], points[7]
+    assert (first["rows"], later["rows"]) == (8, 1024)
+    assert later["elapsed_us"] < 2 * first["elapsed_us"]
+    assert first["busy_us"] < 0.25 * first["elapsed_us"]
+
+
+def test_every_addmm_of_the_blocks_step_is_one_kernel_and_none_is_lost() -> None:
+    trace = recording.load("block_step")["trace"]
+    assert trace["missing"] == 0
+    assert [kernel["op"] for kernel in trace["kernels"]].count("aten::addmm") == 4
+
+
+def test_the_grid_of_small_half_precision_squares_did_not_grow_with_the_width() -> None:
+    by_width = {point["width"]: point for point in recording.load("square_widths")["bf16"]}
+    assert by_width[512]["blocks"] <= by_width[256]["blocks"]
+    assert by_width[512]["median_ms"] > 5 * 2 * 512**3 / 989e12 * 1e3
+    fp32 = {point["width"]: point for point in recording.load("square_widths")["fp32"]}
+    assert fp32[3072]["fills"] == 1
+    assert fp32[3072]["blocks"] > 24 * 12

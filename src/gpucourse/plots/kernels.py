@@ -180,7 +180,8 @@ def hierarchy(kernel: Mapping[str, Any], multiprocessors: int, *, source: Record
             "", (40, bottom), (40, top), arrowprops={"arrowstyle": "->", "color": ORANGE, "linewidth": 1.2}
         )
 
-    at_most = -(-blocks // multiprocessors)
+    # The device deals them out as places come free, so this is an even share and no promise.
+    share = -(-blocks // multiprocessors)
     label(100, "one launch", f"{operation(kernel)} queues\none kernel")
     ax.text(35, 95, _short(kernel), va="center", ha="left", family="monospace", fontsize=9.5, color=INK)
     down(91, 85)
@@ -196,7 +197,7 @@ def hierarchy(kernel: Mapping[str, Any], multiprocessors: int, *, source: Record
     label(
         55,
         "the device",
-        f"{multiprocessors} multiprocessors,\n{at_most:,} block{'s' * (at_most > 1)} each at most",
+        f"{multiprocessors} multiprocessors,\nabout {share:,} block{'s' * (share > 1)} each",
     )
     tiles(multiprocessors, 35, 55, 65, 16, PURPLE)
     down(36, 30)
@@ -210,7 +211,7 @@ def hierarchy(kernel: Mapping[str, Any], multiprocessors: int, *, source: Record
         ("kernel", _short(kernel), "1"),
         ("blocks", _times(grid), f"{blocks:,}"),
         ("multiprocessors", f"{multiprocessors}", f"{multiprocessors}"),
-        ("blocks a multiprocessor, at most", f"⌈{blocks:,} / {multiprocessors}⌉", f"{at_most:,}"),
+        ("blocks a multiprocessor, dealt evenly", f"⌈{blocks:,} / {multiprocessors}⌉", f"{share:,}"),
         ("threads a block", _times(block), f"{threads:,}"),
         ("warps a block", f"⌈{threads:,} / {WARP}⌉", f"{in_block}"),
         ("threads in the launch", f"{blocks:,} × {threads:,}", f"{blocks * threads:,}"),
@@ -224,7 +225,7 @@ def hierarchy(kernel: Mapping[str, Any], multiprocessors: int, *, source: Record
         ),
         alt=(
             f"A diagram of five layers from top to bottom: one launch of {operation(kernel)}; a grid of {blocks:,} "
-            f"blocks; {multiprocessors} multiprocessors that take {at_most:,} blocks each at most; a block of "
+            f"blocks; {multiprocessors} multiprocessors that take about {share:,} blocks each; a block of "
             f"{threads:,} threads in {in_block} warps; a warp of {WARP} threads."
         ),
         header=("Layer", "How it is made up", "Number"),
