@@ -110,6 +110,14 @@ def test_samples_are_kept_and_statistics_derived():
     assert data["median_ms"] == 3.0
 
 
+def test_a_clock_that_falls_or_stands_low_is_named():
+    assert timing(1.0, clock_mhz=(1950.0, 1400.0)).throttled
+    assert timing(1.0, clock_mhz=(1410.0, 1400.0)).throttled, "a tenth below the card's maximum of 1980"
+    assert not timing(1.0, clock_mhz=(1950.0, 1940.0)).throttled
+    assert not timing(1.0).throttled
+    assert "clock 1950 → 1400 MHz: throttled" in str(timing(1.0, clock_mhz=(1950.0, 1400.0)))
+
+
 def test_sampling_stops_on_spread_and_never_before_twenty():
     assert not _settled([1.0] * 19, 0.01)
     assert _settled([1.0] * 20, 0.01)

@@ -17,6 +17,7 @@ import itertools
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,15 +27,29 @@ from gpucourse.environment import Environment, require_cuda
 if TYPE_CHECKING:
     from gpucourse.roofline import Work
 
-__all__ = ["METHOD_VERSION", "ImpossibleTimingError", "Region", "Timing", "region", "time_cuda"]
+__all__ = [
+    "METHOD_VERSION",
+    "ImpossibleTimingError",
+    "NothingLaunchedError",
+    "Region",
+    "Timing",
+    "region",
+    "time_cuda",
+]
 
-METHOD_VERSION = 1
+METHOD_VERSION = 2
 
 LONG_MS = 0.2  # from here on, an event (about 1 µs) between two calls no longer shows
 GRAPH_MS = 0.3  # how much device time one replay holds
+CLOCK_CYCLES = 500_000  # how long the clock itself is timed, before and after
 SPIN_CYCLES_PER_MS = 2_000_000  # clock cycles; at a lower clock the spin only lasts longer
 MIN_SAMPLES, MAX_SAMPLES = 20, 1000
+NOTHING_MS = 5e-5  # no kernel is over in 50 ns
 LAUNCH_BOUND = 1.5  # elapsed above this many times the device time
+
+
+class NothingLaunchedError(ValueError):
+    """The call put no work on the device, so there is no device time to give."""
 
 
 class ImpossibleTimingError(ValueError):
@@ -67,6 +82,10 @@ class Timing:
         "cuda", or "cpu" where the host itself was timed.
     environment
         The machine.
+    tf32_allowed
+        Whether fp32 products could run in tf32.
+    clock_mhz
+        The multiprocessors' clock before and after the samples, in MHz, by the device's own cycle counter.
     """
 
     samples_ms: tuple[float, ...]
@@ -80,6 +99,7 @@ class Timing:
     device: str
     environment: Environment
     tf32_allowed: bool = False
+    clock_mhz: tuple[float, ...] = ()
 
     @property
     def median_ms(self) -> float:
@@ -101,6 +121,14 @@ class Timing:
         """Whether the quartiles lie further apart than a tenth of the median."""
         return self.iqr_ms > 0.1 * self.median_ms
 
+    @property
+    def throttled(self) -> bool:
+        """Whether the clock fell by more than a thirtieth while it was timed, or stood a tenth below its maximum."""
+        if not self.clock_mhz:
+            return False
+        highest = self.environment.max_sm_clock_mhz or 0
+        return self.clock_mhz[-1] < max(0.97 * self.clock_mhz[0], 0.9 * highest)
+
     def as_dict(self) -> dict[str, Any]:
         """Give the fields and the derived values as plain data; the machine stands in the provenance."""
         names = ("elapsed_ms", "host_ms", "method", "l2", "arguments_changed", "escaped", "device")
@@ -108,6 +136,8 @@ class Timing:
             "median_ms": self.median_ms,
             "iqr_ms": self.iqr_ms,
             "launch_bound": self.launch_bound,
+            "throttled": self.throttled,
+            "clock_mhz": list(self.clock_mhz),
             **{name: getattr(self, name) for name in names},
             "arguments": list(self.arguments),
             "samples_ms": list(self.samples_ms),
@@ -120,6 +150,8 @@ class Timing:
             parts.append(f"elapsed {_ms(self.elapsed_ms)} as launched (launch-bound)")
         if self.noisy:
             parts.append("noisy: compare nothing within its spread")
+        if self.throttled:
+            parts.append(f"clock {' → '.join(f'{mhz:.0f}' for mhz in self.clock_mhz)} MHz: throttled")
         if self.escaped:
             parts.append("work on another stream was still running at the end and is not counted")
         if self.arguments_changed:
@@ -266,17 +298,21 @@ def time_cuda(
     ------
     NoGPUError
         There is no CUDA device and `device` is "cuda".
+    NothingLaunchedError
+        `fn` put no work on the device.
     TypeError, ValueError
         `fn` cannot be called, or an option is none of the above.
 
     Notes
     -----
     A pilot takes the elapsed time and estimates the device time behind a spinning kernel. Then, warm: calls
-    of 0.2 ms and longer are queued with one event between each two; shorter ones are put into two CUDA
-    graphs, of n and 2n calls, whose difference holds no launch of the graph; where `fn` cannot be captured,
-    n and 2n calls are queued behind the spinning kernel instead. Cold: one event pair a call, behind the
-    spinning kernel, less what an empty pair reads there. Events resolve about half a microsecond (CUDA
-    documentation of ``cudaEventElapsedTime``), which n divides, except cold.
+    of 0.2 ms and longer are queued behind the spinning kernel, up to twenty (4 ms) in one event pair;
+    shorter ones are put into two CUDA graphs, of n and 2n calls, whose difference holds no launch of the
+    graph; where `fn` cannot be captured, n and 2n calls are queued behind the spinning kernel instead.
+    Cold: two CUDA graphs of ten flushes of the L2, with and without the call, and their difference; where
+    `fn` cannot be captured, one event pair a call behind the spinning kernel, less what an empty pair reads
+    there. A flush writes twice the size of the L2. Events resolve about half a microsecond (CUDA
+    documentation of ``cudaEventElapsedTime``), which n divides.
     """
     if not callable(fn):
         raise TypeError(
@@ -299,10 +335,22 @@ def time_cuda(
         torch.cuda.synchronize()
         changed = _versions(args) != before
         elapsed_ms, host_ms, escaped = _as_launched(call)
+        first_mhz = _clock_mhz()
         if l2 == "cold":
             samples, method = _cold(call, host_ms, spread, max_seconds)
         else:
-            samples, method = _warm(call, host_ms, elapsed_ms, spread, max_seconds)
+            samples, method = _warm(call, host_ms, spread, max_seconds)
+        last_mhz = _clock_mhz()
+        if statistics.median(samples) < NOTHING_MS:
+            where = (
+                "its work runs on a stream that the current one does not wait for"
+                if escaped
+                else "it is empty"
+            )
+            raise NothingLaunchedError(
+                f"the call leaves no work on the current stream: {where}. Let the current stream wait "
+                '(torch.cuda.current_stream().wait_stream(side)), or time the host with device="cpu".'
+            )
     return Timing(
         samples_ms=tuple(samples),
         elapsed_ms=elapsed_ms,
@@ -315,6 +363,7 @@ def time_cuda(
         device="cuda",
         environment=Environment.capture(),
         tf32_allowed=bool(torch.backends.cuda.matmul.allow_tf32),
+        clock_mhz=(first_mhz, last_mhz) if first_mhz and last_mhz else (),
     )
 
 
@@ -372,6 +421,23 @@ def _as_launched(call: Callable[[], Any]) -> tuple[float, float, bool]:
     return statistics.median(elapsed), statistics.median(host), min(after) > 0.05
 
 
+def _clock_mhz() -> float | None:
+    """Time the spinning kernel, which counts the device's own cycles, behind another one; None where it fails."""
+    import torch
+
+    def enqueue() -> list[Any]:
+        start, end = _event(), _event()
+        start.record()
+        torch.cuda._sleep(CLOCK_CYCLES)  # type: ignore[no-untyped-call]
+        end.record()
+        return [start, end]
+
+    try:
+        return CLOCK_CYCLES / (_behind_spin(enqueue, 0.1)[0] * 1e3)
+    except _QueueRanDryError:
+        return None
+
+
 class _QueueRanDryError(Exception):
     """The device began before the host had enqueued everything, so gaps would be measured."""
 
@@ -385,7 +451,7 @@ def _behind_spin(enqueue: Callable[[], list[Any]], host_ms: float) -> list[float
         torch.cuda.synchronize()
         torch.cuda._sleep(int(spin_ms * SPIN_CYCLES_PER_MS))  # type: ignore[no-untyped-call]
         events = enqueue()
-        in_time = not events[0].query()
+        in_time = not events[0].query()  # the spin still runs, so the host was ahead throughout
         torch.cuda.synchronize()
         if in_time:
             return [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
@@ -420,50 +486,24 @@ def _sample(once: Callable[[], list[float]], spread: float, max_seconds: float) 
 
 
 def _warm(
-    call: Callable[[], Any], host_ms: float, elapsed_ms: float, spread: float, max_seconds: float
+    call: Callable[[], Any], host_ms: float, spread: float, max_seconds: float
 ) -> tuple[list[float], str]:
     try:
         estimate = min(_queue(call, 5, host_ms) / 5 for _ in range(2))
     except _QueueRanDryError:
         return _unqueued(call, spread, max_seconds)
     if estimate >= LONG_MS:
-        calls = max(2, min(20, int(20 / estimate)))
-
-        def row() -> list[float]:
-            def enqueue() -> list[Any]:
-                events = [_event() for _ in range(calls + 1)]
-                events[0].record()
-                for event in events[1:]:
-                    call()
-                    event.record()
-                return events
-
-            return _behind_spin(enqueue, calls * host_ms)
-
-        return _sample(
-            row, spread, max_seconds
-        ), f"{calls} calls queued behind a spinning kernel, an event between"
+        calls = max(1, min(20, int(4 / estimate)))
+        samples = _sample(lambda: [_queue(call, calls, host_ms) / calls], spread, max_seconds)
+        return (
+            samples,
+            f"{calls} {'calls' if calls > 1 else 'call'} queued behind a spinning kernel in one event pair",
+        )
     calls = max(4, min(100, math.ceil(GRAPH_MS / max(estimate, 1e-4))))
-    graphs = _capture(call, calls)
-    if graphs is not None:
-        short, long = graphs
-
-        def pair() -> list[float]:
-            def enqueue() -> list[Any]:
-                events = [_event() for _ in range(3)]
-                events[0].record()
-                short.replay()
-                events[1].record()
-                long.replay()
-                events[2].record()
-                return events
-
-            first, second = _behind_spin(enqueue, 0.05)
-            return [(second - first) / calls]
-
-        return _sample(
-            pair, spread, max_seconds
-        ), f"CUDA graphs of {2 * calls} and {calls} calls, their difference"
+    short, long = _capture(call, calls), _capture(call, 2 * calls)
+    if short is not None and long is not None:
+        samples = _sample(lambda: [_replay_difference(short, long) / calls], spread, max_seconds)
+        return samples, f"CUDA graphs of {2 * calls} and {calls} calls, their difference"
     calls = min(calls, 50)  # the driver's launch queue holds about a thousand kernels
 
     def difference() -> list[float]:
@@ -486,24 +526,59 @@ def _unqueued(call: Callable[[], Any], spread: float, max_seconds: float) -> tup
     return _sample(pair, spread, max_seconds), method
 
 
-def _capture(call: Callable[[], Any], calls: int) -> tuple[Any, Any] | None:
-    """Capture `calls` and twice as many calls into CUDA graphs; None where the call cannot be captured."""
+def _capture(call: Callable[[], Any], calls: int) -> Any | None:
+    """Capture so many calls into a CUDA graph and replay it once; None where the call cannot be captured."""
     import torch
 
-    graphs = []
+    graph = torch.cuda.CUDAGraph()
     try:
-        for count in (calls, 2 * calls):
-            graph = torch.cuda.CUDAGraph()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             with torch.cuda.graph(graph):
-                for _ in range(count):
+                for _ in range(calls):
                     call()
-            graph.replay()
-            graphs.append(graph)
+        if any("graph is empty" in str(warning.message).lower() for warning in caught):
+            raise NothingLaunchedError(
+                "the call launched nothing on the device (a view, or work on the host alone): "
+                'time the host with device="cpu"'
+            )
+        graph.replay()
         torch.cuda.synchronize()
     except RuntimeError:
         torch.cuda.synchronize()
+        _end_failed_capture()
         return None
-    return graphs[0], graphs[1]
+    return graph
+
+
+def _end_failed_capture() -> None:
+    """Let random numbers work again after a capture that failed, by one that succeeds.
+
+    Seen with torch 2.11: the failed capture leaves the device's generator in its capturing state, and the next
+    ``torch.randn`` outside raises "Offset increment outside graph capture encountered unexpectedly".
+    """
+    import torch
+
+    cell = torch.zeros(1, device="cuda")
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        cell.add_(1)
+    torch.cuda.synchronize()
+
+
+def _replay_difference(less: Any, more: Any) -> float:
+    """Give how much longer one graph takes than another, in ms, replayed one behind the other."""
+
+    def enqueue() -> list[Any]:
+        events = [_event() for _ in range(3)]
+        events[0].record()
+        less.replay()
+        events[1].record()
+        more.replay()
+        events[2].record()
+        return events
+
+    first, second = _behind_spin(enqueue, 0.1)
+    return second - first
 
 
 def _cold(
@@ -512,9 +587,25 @@ def _cold(
     import torch
 
     l2_bytes = getattr(torch.cuda.get_device_properties(), "L2_cache_size", 0) or 64 * 2**20
-    flush = torch.empty(4 * l2_bytes, dtype=torch.int8, device="cuda")
+    flush = torch.empty(2 * l2_bytes, dtype=torch.int8, device="cuda")
 
-    def pairs(what: Callable[[], Any], calls: int = 10) -> list[float]:
+    def flushed() -> None:
+        flush.zero_()
+        call()
+
+    calls = 10
+    try:
+        calls = max(2, min(calls, int(10 / _queue(call, 2, host_ms))))
+    except _QueueRanDryError:
+        samples, method = _unqueued(call, spread, max_seconds)
+        return samples, f"{method}; the L2 could not be flushed between"
+    _capture(call, 1)  # raises where nothing is launched: the flush would hide it
+    alone, together = _capture(flush.zero_, calls), _capture(flushed, calls)
+    if alone is not None and together is not None:
+        samples = _sample(lambda: [_replay_difference(alone, together) / calls], spread, max_seconds)
+        return samples, f"CUDA graphs of {calls} flushes with and without the call, their difference"
+
+    def pairs(what: Callable[[], Any]) -> list[float]:
         def enqueue() -> list[Any]:
             events = []
             for _ in range(calls):
@@ -526,7 +617,6 @@ def _cold(
                 events += [start, end]
             return events
 
-        # The host has to stay ahead of the first pair alone: a flush outlasts the enqueueing of a call.
         return _behind_spin(enqueue, calls * (host_ms + 0.03))[::2]
 
     try:

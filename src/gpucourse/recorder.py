@@ -69,7 +69,7 @@ def _decorators(source: str) -> Iterator[tuple[str, bool]]:
 
 
 def find_pages(root: Path) -> list[Page]:
-    """Find the chapters below `root` that define recorded functions.
+    """Find the chapters and benchmarks below `root` that define recorded functions.
 
     Parameters
     ----------
@@ -85,8 +85,8 @@ def find_pages(root: Path) -> list[Page]:
         raise RecordPageError(f"{root} holds no _toc.yml: run this in the book's own folder")
     pages: list[Page] = []
     owner: dict[str, Path] = {}
-    for folder in ("book", "labs"):
-        for path in sorted((root / folder).rglob("*.md")):
+    for folder, kind in (("book", "*.md"), ("labs", "*.md"), ("benchmarks", "*.py")):
+        for path in sorted((root / folder).rglob(kind)):
             if "@recorded" not in path.read_text(encoding="utf-8"):
                 continue
             found = [

@@ -1,0 +1,34 @@
+"""The benchmarks' recordings belong to the code that stands in benchmarks/, and say what they claim."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from gpucourse import recording
+from gpucourse.environment import cuda_available
+
+SCRIPTS = sorted((Path(__file__).resolve().parents[1] / "benchmarks").glob("*.py"))
+
+
+@pytest.mark.skipif(cuda_available(), reason="on a GPU the benchmark would run for minutes")
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_benchmark_replays_what_its_own_code_recorded(script, capsys):
+    runpy.run_path(str(script))  # a stale recording raises
+    assert "recorded on NVIDIA H200" in capsys.readouterr().out
+
+
+def test_every_row_of_the_timers_comparison_follows_from_its_own_samples():
+    found = recording.load("timing_vs_peers")
+    assert len(found["cases"]) >= 14
+    for name, case in found["cases"].items():
+        for method, row in case["methods"].items():
+            pairs = [
+                (r, t) for r, t in zip(row["readings_us"], row["truths_us"], strict=True) if t is not None
+            ]
+            assert len(pairs) == row["rounds"], (name, method)
+            if pairs:
+                errors = sorted(reading - truth for reading, truth in pairs)
+                assert errors[0] <= row["error_us"] <= errors[-1], (name, method)
