@@ -28,7 +28,16 @@ from pathlib import Path
 #: What an executed cell's output depends on besides its page.
 CODE_INPUTS = ("src", "requirements.txt", "book/build.py")
 #: What else the site is made of.
-SITE_INPUTS = ("book", "labs", "_config.yml", "_toc.yml", "CHANGELOG.md", "LICENSE", "LICENSE-TEXT")
+SITE_INPUTS = (
+    "book",
+    "labs",
+    "benchmarks",
+    "_config.yml",
+    "_toc.yml",
+    "CHANGELOG.md",
+    "LICENSE",
+    "LICENSE-TEXT",
+)
 #: Settings of the person who builds that must not reach the chapters' kernels.
 FOREIGN_VARIABLES = ("JUPYTER", "IPYTHON", "PYTHON", "MATPLOTLIBRC", "MPL", "SPHINX", "GPUCOURSE_RECORD")
 KEPT_VARIABLES = ("GPUCOURSE_RECORDINGS",)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,9 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 from sphinx.util.nodes import make_refnode
 
-from gpucourse import recording
+from gpucourse import recorder, recording
 
 LOGGER = logging.getLogger(__name__)
-RECORDED_FUNCTION = re.compile(r"^\s*@(?:\w+\.)?recorded\b.*(?:\n\s*@.*)*\n\s*def (\w+)\(", re.MULTILINE)
 #: Shown with each recording, in this order; what a recording lacks is left out.
 PROVENANCE = (
     ("Device", "gpu"),
@@ -48,13 +46,10 @@ def anchor(name: str) -> str:
     return f"rec-{name}"
 
 
-def defining_pages(env: BuildEnvironment) -> dict[str, str]:
-    """Map each recorded function to the page whose cell defines it."""
-    found = {}
-    for docname in sorted(env.found_docs):
-        text = Path(env.doc2path(docname)).read_text(encoding="utf-8")
-        found.update({match[1]: docname for match in RECORDED_FUNCTION.finditer(text)})
-    return found
+def makers(env: BuildEnvironment) -> dict[str, Path]:
+    """Map each recorded function to the chapter or benchmark that defines it, relative to the book's root."""
+    root = Path(env.srcdir)
+    return {name: page.path.relative_to(root) for page in recorder.find_pages(root) for name in page.recorded}
 
 
 class RecRole(SphinxRole):
@@ -124,7 +119,10 @@ class RecordingsDirective(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Return one section a recording, in alphabetical order."""
         self.env.course_recordings_page = self.env.docname  # type: ignore[attr-defined]
-        pages = defining_pages(self.env)
+        try:
+            made_by = makers(self.env)
+        except recorder.RecordPageError as error:
+            raise self.error(str(error)) from error
         sections = []
         for name in recording.names():
             self.env.note_dependency(str(recording_file(name)))
@@ -133,31 +131,35 @@ class RecordingsDirective(SphinxDirective):
             except recording.RecordingError as error:
                 LOGGER.warning("%s", error, location=self.get_location())
                 continue
-            if name not in pages:
+            if name not in made_by:
                 LOGGER.warning(
-                    "recording %r belongs to no page: no cell has an @recorded function of that name. "
-                    "Delete %s, or bring the cell back.",
+                    "recording %r belongs to no page: neither a chapter nor a benchmark has an @recorded "
+                    "function of that name. Delete %s, or bring the function back.",
                     name,
                     recording_file(name).name,
                     location=self.get_location(),
                 )
                 continue
-            sections.append(self._section(found, pages[name]))
+            sections.append(self._section(found, made_by[name]))
         if not sections:
             return [nodes.paragraph("", "There is no recording yet.")]
         return sections
 
-    def _section(self, found: recording.Recording, page: str) -> nodes.section:
+    def _section(self, found: recording.Recording, made_by: Path) -> nodes.section:
         section = nodes.section(
             "", nodes.title("", "", nodes.literal("", found.name)), ids=[anchor(found.name)]
         )
         line = found.line()
         section += nodes.paragraph("", f"{line[0].upper()}{line[1:]}.", classes=["provenance"])
-        source = addnodes.pending_xref(
-            "", nodes.inline("", page), refdomain="std", reftype="doc",
-            reftarget=f"/{page}", refexplicit=False, refwarn=True, refdoc=self.env.docname,
-        )  # fmt: skip
-        links = nodes.paragraph("", "Made by a cell of ", source)
+        page = made_by.with_suffix("").as_posix()
+        if page in self.env.found_docs:
+            source: nodes.Node = addnodes.pending_xref(
+                "", nodes.inline("", page), refdomain="std", reftype="doc",
+                reftarget=f"/{page}", refexplicit=False, refwarn=True, refdoc=self.env.docname,
+            )  # fmt: skip
+            links = nodes.paragraph("", "Made by a cell of ", source)
+        else:
+            links = nodes.paragraph("", "Made by ", nodes.literal("", made_by.as_posix()))
         file = recording_file(found.name)
         if file.is_relative_to(self.env.srcdir):
             inside = file.relative_to(self.env.srcdir).as_posix()
