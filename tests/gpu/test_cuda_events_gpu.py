@@ -113,7 +113,9 @@ def test_work_left_on_another_stream_is_reported_as_escaped():
     assert not time_cuda(torch.matmul, x, x).escaped
     with pytest.raises(NothingLaunchedError, match="runs on a stream that the current one does not wait for"):
         time_cuda(wholly)
-    assert torch.randn(3, device="cuda").isfinite().all(), "a failed capture must leave random numbers working"
+    assert torch.randn(3, device="cuda").isfinite().all(), (
+        "a failed capture must leave random numbers working"
+    )
 
 
 def test_a_region_that_joins_its_second_stream_is_counted_whole():
