@@ -13,6 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from gpucourse import recording
 from gpucourse.memory_ledger import (
     BLOCKS,
     OVER,
@@ -309,3 +310,44 @@ def test_the_ledger_works_where_torch_and_numpy_are_not_installed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "54"
+
+
+# --- what the lab says of its recordings: a re-recording that contradicts a sentence fails here
+
+
+def test_the_loss_alone_breaks_the_plan_at_microbatch_32() -> None:
+    loss = recording.load("loss_memory")
+    assert loss["logits_bytes_per_sample"] == 1024 * 50_304 * 4
+    assert loss["copies"] == pytest.approx(4, abs=0.05)
+    assert loss["per_sample_bytes"] > (21.6e9 - 1.98e9) / 32
+    assert 32 * loss["per_sample_bytes"] > 24e9
+
+
+def test_the_three_counters_move_by_the_allocators_units() -> None:
+    before, one, two, three, four, deleted, emptied = recording.load("three_counters")["rows"]
+    assert one["allocated"] - before["allocated"] == 512
+    assert one["reserved"] - before["reserved"] == 2 * 2**20
+    assert two["allocated"] - one["allocated"] == 1024
+    assert two["reserved"] == one["reserved"]
+    assert three["reserved"] - two["reserved"] == 20 * 2**20
+    whole = math.ceil(100_000_000 / 2**21) * 2**21
+    assert whole - 100_000_000 < 2**20  # so the rest is not split off
+    assert four["reserved"] - three["reserved"] == four["allocated"] - three["allocated"] == whole
+    assert (deleted["allocated"], deleted["reserved"]) == (before["allocated"], four["reserved"])
+    assert emptied["reserved"] == before["reserved"]
+    for row in (one, two, three, four, deleted, emptied):  # the driver's column follows the segments
+        assert row["driver"] - before["driver"] == row["reserved"] - before["reserved"]
+
+
+def test_a_cap_of_24e9_bytes_refuses_the_last_of_24_tensors_of_1e9() -> None:
+    cap = recording.load("cap_met")
+    assert (cap["cap_bytes"], cap["piece_bytes"], cap["pieces"]) == (24e9, 10**9, 23)
+    assert cap["reserved"] == cap["allocated"] == 23 * 477 * 2**21
+    assert 24 * 477 * 2**21 - 24 * 10**9 == 8_196_096
+    for said in (
+        "Tried to allocate 954.00 MiB",
+        "22.35 GiB allowed",
+        "is free",
+        "reserved by PyTorch but unallocated",
+    ):
+        assert said in cap["message"]

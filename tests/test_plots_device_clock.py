@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpucourse import hardware, recording
 from gpucourse.plots import device_clock as draw
 from gpucourse.recording import Recording
 from gpucourse.simulator import Kernel, SimulatedDevice
@@ -249,3 +252,226 @@ def test_no_text_in_a_chart_is_black_which_a_dark_page_would_swallow() -> None:
             if text.get_text() and text.get_color() in ("black", "k", "#000000")
         ]
         assert black == []
+
+
+# --- the timers held against the profiler
+
+
+def _row(truth: float | None, error: float, spread: float = 0.0) -> dict[str, Any]:
+    return {"truth_us": truth, "error_us": error, "truth_spread_us": spread}
+
+
+@pytest.mark.parametrize(
+    ("row", "verdict", "ratio"),
+    [
+        (_row(1.0, 0.4), "within", 1.0),
+        (_row(19.9, -0.5), "outside", -1.25),
+        (_row(20.0, 0.6), "within", 1.0),
+        (_row(100.0, -3.3), "outside", -1.1),
+        (_row(100.0, 50.0, spread=3.1), "undecided", 50 / 3),
+        (_row(None, 0.0), "no record", None),
+    ],
+)
+def test_a_reading_is_judged_by_the_goal_of_its_length_unless_its_truth_moves(
+    row: dict[str, Any], verdict: str, ratio: float | None
+) -> None:
+    found = draw.judgement(row)
+    assert found[0] == verdict
+    assert found[1] == (None if ratio is None else pytest.approx(ratio))
+
+
+def test_the_peers_chart_counts_only_what_is_decided_and_shows_the_rest_hollow() -> None:
+    cases = {
+        "add": {"methods": {"time_cuda": _row(1.0, 0.1), "one event pair": _row(1.0, 20.0)}},
+        "product": {
+            "methods": {"time_cuda": _row(100.0, -4.0, spread=9.0), "one event pair": _row(None, 0.0)}
+        },
+    }
+    chart = draw.peers(_recording({"cases": cases}))
+    assert chart.header == ("Call", "time_cuda", "one event pair")
+    assert chart.rows[0][1] == "1.00\N{NO-BREAK SPACE}µs +0.10\N{NO-BREAK SPACE}µs"
+    assert chart.rows[0][2].endswith("(outside)")
+    assert chart.rows[1][1] == "100.0\N{NO-BREAK SPACE}µs \N{MINUS SIGN}4.0\N{NO-BREAK SPACE}% (undecided)"
+    assert chart.rows[1][2] == "no complete record"
+    assert "time_cuda: 1 of 1" in chart.caption
+    dots = chart.fig.axes[0].lines
+    assert [dot.get_markerfacecolor() == "none" for dot in dots] == [False, True, False]
+    assert "<svg" in chart._repr_html_()
+
+
+# --- what the chapter says of its recordings: a re-recording that contradicts a sentence fails here
+
+NAMES = (
+    "night_log",
+    "three_clocks",
+    "opening_example",
+    "where_to_wait",
+    "first_calls",
+    "clock_after_rest",
+    "hidden_waits",
+    "launches_between",
+    "queue_depth",
+    "short_kernels",
+    "profiled_process",
+    "by_the_instrument",
+    "by_torch_benchmark",
+    "timing_vs_peers",
+)
+PEAK = hardware.device("H200").peak_flops("fp32") / 1e12
+CHAPTER = (Path(__file__).parents[1] / "book" / "04_device_clock.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def rec() -> dict[str, Recording]:
+    return {name: recording.load(name) for name in NAMES}
+
+
+def test_no_measured_number_of_the_prose_is_typed() -> None:
+    prose = re.sub(r"```.*?```|\{rec\}`[^`]*`", "", CHAPTER, flags=re.DOTALL)
+    typed = set(re.findall(r"\d+\.\d+ (?:µs|ms|GB/s|TB/s|TFLOP/s|MHz|%)", prose))
+    assert typed == {
+        "13.9 ms",
+        "4.8 TB/s",
+        "0.2 ms",
+        "0.4 µs",
+    }  # arithmetic, datasheet, time_cuda's own limits
+
+
+def test_the_log_is_impossible_without_the_wait_and_plausible_with_it(rec: dict[str, Recording]) -> None:
+    night = rec["night_log"]
+    assert night["logged_tflops"] > 2 * PEAK
+    assert 0.4 * PEAK < night["with_item_tflops"] < PEAK
+    assert night["logged_ms"] + night["still_running_ms"] == pytest.approx(night["with_item_ms"], rel=0.05)
+    assert 12000 / night["with_item_mtokens_per_s"] / 3600 > 8  # the window
+
+
+def test_the_unsynchronized_clock_follows_the_host_and_the_other_two_agree(rec: dict[str, Recording]) -> None:
+    rows = rec["three_clocks"]["rows"]
+    walls = [row["wall_ms"] for row in rows.values()]
+    assert max(walls) < 4 * min(walls)  # while the arithmetic grows by 32,768
+    assert {row["launches"] for row in rows.values()} <= {1, 2}
+    assert rows["n256"]["wall_tflops"] < PEAK < rows["n2048"]["wall_tflops"]
+    assert rows["n8192"]["waited_ms"] == pytest.approx(rows["n8192"]["pair_ms"], rel=0.02)
+    assert rows["n512"]["wall_ms"] > 1.5 * rows["n256"]["wall_ms"]  # said to be the profiler's step
+    case = rec["timing_vs_peers"]["cases"]["matmul 1024 fp32"]["methods"]["one event pair"]
+    assert rows["n1024"]["pair_ms"] * 1e3 > 1.3 * case["truth_us"]
+
+
+def test_the_wait_costs_where_the_chapter_says_that_it_does(rec: dict[str, Recording]) -> None:
+    waits = rec["where_to_wait"]
+    assert waits["pair_behind_others_us"] < 0.95 * waits["pair_us"]
+    assert waits["wait_before_end_us"] > waits["pair_us"] + 10
+    assert waits["host_behind_others_us"] > waits["pair_behind_others_us"] + 1000
+    assert waits["pair_around_a_pause_us"] > 2 * waits["pair_behind_others_us"] + 4500
+    assert waits["read_at_once"].startswith("RuntimeError")
+    assert rec["opening_example"]["ms"] * 1e3 == pytest.approx(waits["pair_behind_others_us"], rel=0.03)
+
+
+def test_a_new_width_costs_little_beside_new_code(rec: dict[str, Recording]) -> None:
+    calls = [call["ms"] for call in rec["first_calls"]["calls"]]
+    assert calls[2] > 50 * calls[6]
+    assert calls[7] < 0.1 * min(calls[2], calls[10], calls[13])
+    rest = rec["clock_after_rest"]
+    assert rest["after_work_mhz"] < 0.9 * rest["rested_median_mhz"]
+
+
+def test_the_two_detectors_of_hidden_waits_agree_except_on_synchronize(rec: dict[str, Recording]) -> None:
+    hidden = rec["hidden_waits"]
+    waited = {row["call"] for row in hidden["calls"] if row["host_ms"] > hidden["pending_ms"] / 2}
+    warned = {row["call"] for row in hidden["calls"] if row["warnings"]}
+    assert waited - warned == {"torch.cuda.synchronize()"}
+    assert warned < waited
+    assert (
+        waited & {"x.sum()", "torch.where(mask, x, 0.0)", "x[index]", "torch.full((), 0.5, device='cuda')"}
+        == set()
+    )
+
+
+def test_the_readings_of_a_tiny_kernel_fall_as_the_account_says(rec: dict[str, Recording]) -> None:
+    found = rec["launches_between"]
+    assert found["idle_us"] > 10 * found["kernel_us"]
+    assert found["spin_us"][0] - found["spin_us"][-1] == pytest.approx(found["empty_spin_us"], abs=0.3)
+    order = [found[key] for key in ("kernel_us", "slope_us", "start_to_start_us")]
+    assert order == sorted(order)
+    assert found["graph_us"][-1] < found["spin_us"][-1] < found["spin_us"][0] < found["idle_us"]
+    depth = rec["queue_depth"]
+    assert depth["free_launches"] > 500
+    assert depth["longest_ms"] > 50
+
+
+def test_what_a_way_reads_too_long_is_a_constant_divided_by_its_calls(rec: dict[str, Recording]) -> None:
+    rows = rec["short_kernels"]["rows"]
+    off = [
+        rows[case]["pair_spin"]["profiled_us"] - rows[case]["pair_spin"]["kernel_us"]
+        for case in ("add_1Ki_fp32", "matmul_2048_bf16", "matmul_2048_fp32")
+    ]
+    assert max(off) - min(off) < 0.4
+    add = rows["add_1Ki_fp32"]
+    assert off[0] > add["pair_spin"]["kernel_us"]
+    fixed = {
+        way: calls * (add[way]["profiled_us"] - add[way]["period_us"])
+        for way, calls in (("pair_spin", 1), ("spin_20", 20), ("graph_20", 20), ("graph_40", 40))
+    }
+    assert fixed["spin_20"] == pytest.approx(fixed["pair_spin"], abs=0.6)
+    assert fixed["graph_40"] == pytest.approx(fixed["graph_20"], abs=0.6)
+    product = rows["matmul_2048_fp32"]
+    rest = product["time_cuda"]["profiled_us"] - product["time_cuda"]["kernel_us"]
+    gap = product["spin_20"]["period_us"] - product["spin_20"]["kernel_us"]
+    assert 0.5 * rest < gap < rest + 0.2
+    assert rows["add_1Mi_fp32"]["do_bench"]["kernel_us"] > 1.3 * rows["add_1Mi_fp32"]["graph_20"]["kernel_us"]
+
+
+def test_a_process_that_has_used_the_profiler_launches_slowly_and_stays_slow(
+    rec: dict[str, Recording],
+) -> None:
+    found = rec["profiled_process"]
+    for key in ("launch_us", "pair_us"):
+        assert found["inside"][key] > 1.5 * found["before"][key]
+        assert found["after"][key] == pytest.approx(2 * found["before"][key], rel=0.3)  # "about twice"
+    loop_us = rec["by_torch_benchmark"]["add_1Ki"]["median_us"]
+    assert loop_us == pytest.approx(found["after"]["launch_us"], rel=0.25)
+
+
+def test_the_instrument_accounts_for_the_night_and_leaves_one_thing_unexplained(
+    rec: dict[str, Recording],
+) -> None:
+    timed = rec["by_the_instrument"]
+    assert 12 * timed["block_8192_tokens"]["median_ms"] == pytest.approx(
+        rec["night_log"]["with_item_ms"], rel=0.05
+    )
+    assert timed["block_1_token"]["launch_bound"]
+    assert not timed["block_8192_tokens"]["launch_bound"]
+    elsewhere_us = rec["short_kernels"]["rows"]["add_1Ki_fp32"]["time_cuda"]["plain_us"]
+    assert abs(timed["add_1Ki"]["median_ms"] * 1e3 - elsewhere_us) > 5 * timed["add_1Ki"]["iqr_ms"] * 1e3
+    product_us = rec["by_torch_benchmark"]["matmul_2048"]["median_us"]
+    assert product_us == pytest.approx(timed["matmul_2048"]["median_ms"] * 1e3, rel=0.01)
+
+
+def test_the_instrument_misses_where_the_chapter_says_and_nowhere_else(rec: dict[str, Recording]) -> None:
+    cases = rec["timing_vs_peers"]["cases"]
+    own = {
+        (name, way): case["methods"][way]
+        for name, case in cases.items()
+        for way in ("time_cuda", "time_cuda, cold")
+    }
+    missed = {key for key, row in own.items() if draw.judgement(row)[0] == "outside"}
+    assert missed == {("softmax 4096 x 4096 fp32", "time_cuda"), ("layer norm 8192 x 768 fp32", "time_cuda")}
+    assert all(own[key]["error_us"] < 0 for key in missed)
+    assert all(row["error_us"] > 0 for row in own.values() if row["truth_us"] < draw.LONG_US)
+    softmax = cases["softmax 4096 x 4096 fp32"]
+    pairs = zip(softmax["replay_events_us"], softmax["replay_profiler_us"], strict=True)
+    assert all(pair > record for pair, record in pairs)
+    assert {draw.judgement(row)[0] for row in cases["matmul 8192 bf16"]["methods"].values()} == {"undecided"}
+
+
+def test_the_other_timers_err_as_the_chapter_says(rec: dict[str, Recording]) -> None:
+    cases = rec["timing_vs_peers"]["cases"].values()
+
+    def within(way: str) -> float:
+        verdicts = [draw.judgement(case["methods"][way])[0] for case in cases]
+        return verdicts.count("within") / (len(verdicts) - verdicts.count("undecided"))
+
+    others = ("do_bench", "torch.utils.benchmark", "one event pair")
+    assert within("time_cuda") > within("do_bench_cudagraph") > max(map(within, others))
+    marks_us = rec["timing_vs_peers"]["cases"]["add 1 Mi fp32"]["methods"]["do_bench"]["error_us"]
+    assert 1.0 < marks_us < 4.0

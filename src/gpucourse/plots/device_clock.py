@@ -20,7 +20,9 @@ __all__ = [
     "first_calls",
     "hidden_waits",
     "instrument",
+    "judgement",
     "lanes",
+    "peers",
     "readings_per_call",
     "ways",
     "where_to_wait",
@@ -238,8 +240,11 @@ def where_to_wait(source: Recording) -> Readings:
         The recording `where_to_wait`.
     """
     labels = {
-        "pair": ("event pair, one synchronize after the end event", "the product, and the road to it"),
-        "host_waited": ("host clock, synchronize before each reading", "the same, and the host's return"),
+        "pair": ("event pair, one synchronize after the end event", "the product, and its launch"),
+        "host_waited": (
+            "host clock, synchronize before each reading",
+            "the product, its launch, the host's return",
+        ),
         "pair_behind_others": ("event pair, somebody else's product pending", "the product"),
         "host_behind_others": ("host clock, the first synchronize left out", "somebody else's product too"),
         "wait_before_end": ("event pair, synchronize before the end event", "the host's return too"),
@@ -297,8 +302,8 @@ def first_calls(source: Recording) -> plots.Chart:
         fig,
         caption="A fresh Python's first calls, in order. Orange: the first of its kind.",
         alt=(
-            "Bar chart of milliseconds on a logarithmic axis, one bar a call. The first call of each kind is "
-            "tens to thousands of times longer than its repetitions."
+            "Bar chart of milliseconds on a logarithmic axis, one bar a call. The first call of an operation or "
+            "a precision stands far above its repetitions, that of another width only a little."
         ),
         header=("Call", "Time", "Allocations asked of the driver"),
         rows=[
@@ -511,6 +516,107 @@ def instrument(source: Recording) -> Readings:
         "Device time and elapsed time are two measurements",
         source.line(),
     )
+
+
+GOAL_SHARE, GOAL_US, LONG_US = 0.03, 0.4, 20.0  # what time_cuda sets itself: 3 %, or 0.4 µs below 20 µs
+
+_METHODS = (
+    "time_cuda",
+    "time_cuda, cold",
+    "do_bench_cudagraph",
+    "do_bench",
+    "torch.utils.benchmark",
+    "one event pair",
+)
+
+
+def judgement(row: Mapping[str, Any]) -> tuple[str, float | None]:
+    """Hold one timer's error on one call against the goal: 3 % from 20 µs on, 0.4 µs below.
+
+    Parameters
+    ----------
+    row
+        Of the recording `timing_vs_peers`: `truth_us`, `truth_spread_us` and `error_us`.
+
+    Returns
+    -------
+    (str, float or None)
+        "within", "outside", "undecided" where the truth itself moves by more than the goal, or "no record";
+        and the error as a multiple of the goal, with its sign.
+    """
+    if row["truth_us"] is None:
+        return "no record", None
+    goal_us = GOAL_SHARE * row["truth_us"] if row["truth_us"] >= LONG_US else GOAL_US
+    ratio = row["error_us"] / goal_us
+    if row["truth_spread_us"] > goal_us:
+        return "undecided", ratio
+    return "within" if abs(ratio) <= 1 else "outside", ratio
+
+
+def peers(source: Recording) -> plots.Chart:
+    """Draw each timer's error on each call as a multiple of the goal.
+
+    Parameters
+    ----------
+    source
+        The recording `timing_vs_peers`.
+
+    Returns
+    -------
+    Chart
+        One line a timer, one point a call, hollow where undecided. The table gives truth and error.
+    """
+    cases = source["cases"]
+    shown = [name for name in _METHODS if any(name in case["methods"] for case in cases.values())]
+    fig, ax = plots.figure(height=0.9 + 0.42 * len(shown))
+    ax.set_xscale("symlog", linthresh=1)
+    ax.axvspan(-1, 1, color=plots.GREY, alpha=0.25, linewidth=0)
+    counts = []
+    for line, name in enumerate(shown):
+        found = [judgement(case["methods"][name]) for case in cases.values() if name in case["methods"]]
+        colour = plots.BLUE if name.startswith("time_cuda") else plots.ORANGE
+        for verdict, ratio in found:
+            if ratio is not None:
+                face = "none" if verdict == "undecided" else colour
+                ax.plot([ratio], [line], "o", color=colour, markerfacecolor=face, markersize=5, alpha=0.85)
+        verdicts = [verdict for verdict, _ in found]
+        counts.append(f"{name}: {verdicts.count('within')} of {len(verdicts) - verdicts.count('undecided')}")
+    ax.set_yticks(range(len(shown)), labels=shown)
+    ax.set_ylim(len(shown) - 0.5, -0.5)
+    ticks = [-10, -1, 0, 1, 10, 100]
+    ax.set_xticks(ticks, labels=[f"{tick}".replace("-", "\N{MINUS SIGN}") for tick in ticks])
+    ax.set_xticks([], minor=True)
+    ax.set_xlabel("error / goal")
+    return plots.Chart(
+        fig,
+        caption=(
+            "Reading less truth, in multiples of the goal (grey band: within it). A hollow point is undecided: the "
+            f"truth itself moved by more than the goal. Within, of those decided: {'; '.join(counts)}."
+        ),
+        alt=(
+            "Dot plot, one line a timer, one dot a call, against the error in multiples of the goal on an axis "
+            "that is linear between minus one and one and logarithmic outside. The table gives every value."
+        ),
+        header=("Call", *shown),
+        rows=[(call, *(_held(case["methods"].get(name)) for name in shown)) for call, case in cases.items()],
+        source=source,
+    )
+
+
+def _held(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "not measured"
+    verdict, _ = judgement(row)
+    if verdict == "no record":
+        return "no complete record"
+    truth, error = row["truth_us"], row["error_us"]
+    off = f"{_signed(error)}\N{NO-BREAK SPACE}µs"
+    if truth >= LONG_US:
+        off = f"{round(error / truth, 3) + 0.0:+.1%}".replace("-", "\N{MINUS SIGN}").replace(
+            "%", "\N{NO-BREAK SPACE}%"
+        )
+    mark = "" if verdict == "within" else f" ({verdict})"
+    return f"{_us(truth)} {off}{mark}"
 
 
 def clock_speeds(source: Recording) -> Readings:
