@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpucourse import hardware, recording
+from gpucourse import hardware, plots, recording
 from gpucourse.plots import device_clock as draw
 from gpucourse.recording import Recording
 from gpucourse.simulator import Kernel, SimulatedDevice
@@ -150,7 +150,7 @@ def _ways(**extra: Any) -> Recording:
     return _recording({"rows": {"add_1Ki_fp32": row}})
 
 
-def _cells(shown: draw.Readings) -> dict[str, str]:
+def _cells(shown: plots.Table) -> dict[str, str]:
     """Give the one kernel's column by way."""
     assert shown.header == ("Way", "add 1 Ki fp32")
     return {row[0]: row[1] for row in shown.rows}

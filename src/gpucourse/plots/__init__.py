@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpucourse import html
+from gpucourse.units import format_time_ms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from gpucourse.recording import Recording
 
-__all__ = ["BLUE", "GREEN", "GREY", "INK", "ORANGE", "PURPLE", "Chart", "figure"]
+__all__ = ["BLUE", "GREEN", "GREY", "INK", "ORANGE", "PURPLE", "Chart", "Table", "figure", "unbroken_ms"]
 
 # Each has a contrast of 3 : 1 or more against both a white page and the dark theme's background.
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f7fc1", "#c8691c", "#2c8f57", "#9463cf", "#7d8590"
@@ -148,3 +149,43 @@ class Chart:
 
     def __repr__(self) -> str:
         return f"Chart: {self.caption}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Table:
+    """A table of measured values that says under itself where they come from.
+
+    Attributes
+    ----------
+    header, rows
+        Cells as text; each row as long as the header.
+    caption
+        What the table shows.
+    source
+        The recording that the values come from.
+    """
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    _: dataclasses.KW_ONLY
+    caption: str
+    source: Recording
+
+    def _repr_html_(self) -> str:
+        table = html.table(self.header, self.rows, self.caption)
+        return (
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(self.caption)}">{table}'
+            f'</div><p class="provenance">{html.escape(self.source.line())}</p>'
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join([*(" | ".join(row) for row in (self.header, *self.rows)), self.source.line()])
+
+
+def unbroken_ms(value: float) -> str:
+    r"""Format a time in ms so that number and unit stay on one line of a narrow table.
+
+    >>> unbroken_ms(0.0237)
+    '23.7\xa0µs'
+    """
+    return format_time_ms(value).replace(" ", "\N{NO-BREAK SPACE}")

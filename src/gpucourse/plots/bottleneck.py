@@ -6,11 +6,10 @@ measured values alone, and the words "unavailable for NAME".
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpucourse import hardware, html, plots
+from gpucourse import hardware, plots
 from gpucourse.roofline import Roofline, Work, matmul_work
 from gpucourse.units import format_bytes, format_time_ms
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from gpucourse.recording import Recording
 
 __all__ = [
-    "Comparison",
     "add_bandwidth",
     "compare",
     "instruction_costs",
@@ -57,10 +55,6 @@ def _unavailable(source: Recording) -> str:
     return f"unavailable for {source.provenance.get('gpu')}"
 
 
-def _unbroken(ms: float) -> str:
-    return format_time_ms(ms).replace(" ", "\N{NO-BREAK SPACE}")
-
-
 def _log_ticks(axis: Any, values: Sequence[float], labels: Sequence[str]) -> None:
     axis.set_ticks(values, labels=labels)
     axis.set_ticks([], minor=True)
@@ -69,29 +63,9 @@ def _log_ticks(axis: Any, values: Sequence[float], labels: Sequence[str]) -> Non
 # --- prediction and measurement, row by row -------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Comparison:
-    """A table of predictions and measurements; shows itself as HTML."""
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    caption: str
-    provenance: str
-
-    def _repr_html_(self) -> str:
-        table = html.table(self.header, self.rows, self.caption)
-        return (
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(self.caption)}">{table}'
-            f'</div><p class="provenance">{html.escape(self.provenance)}</p>'
-        )
-
-    def __repr__(self) -> str:
-        return "\n".join(" | ".join(row) for row in (self.header, *self.rows)) + f"\n{self.provenance}"
-
-
 def compare(
     rows: Mapping[str, tuple[Work, str, Mapping[str, Any]]], source: Recording, *, caption: str
-) -> Comparison:
+) -> plots.Table:
     """Set the least time of each work beside its measured device time.
 
     Parameters
@@ -105,7 +79,7 @@ def compare(
 
     Returns
     -------
-    Comparison
+    Table
         Columns: operation, both counted times, which is longer, measured time, measured over the longer.
     """
     lines = []
@@ -116,11 +90,11 @@ def compare(
             middle, share = [_unavailable(source)] * 3, "–"
         else:
             least = roof.least_time(work)
-            middle = [_unbroken(least.arithmetic_ms), _unbroken(least.bytes_ms), least.bound]
+            middle = [plots.unbroken_ms(least.arithmetic_ms), plots.unbroken_ms(least.bytes_ms), least.bound]
             share = f"{measured_ms / least.time_ms:.2f}"
-        lines.append((name, *middle, _unbroken(measured_ms), share))
+        lines.append((name, *middle, plots.unbroken_ms(measured_ms), share))
     header = ("Operation", "Arithmetic", "Bytes", "Bound", "Measured", "× bound")
-    return Comparison(header, tuple(lines), caption, source.line())
+    return plots.Table(header, tuple(lines), caption=caption, source=source)
 
 
 # --- charts -----------------------------------------------------------------------------------------------

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpucourse import hardware, html, plots
-from gpucourse.units import format_rate, format_time_ms
+from gpucourse import hardware, plots
+from gpucourse.units import format_rate
 
 if TYPE_CHECKING:
     from gpucourse.recording import Recording
     from gpucourse.simulator import Span
 
 __all__ = [
-    "Readings",
     "achieved_rates",
     "clock_speeds",
     "first_calls",
@@ -29,33 +27,8 @@ __all__ = [
 ]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Readings:
-    """A table of readings; shows itself as HTML, with where they come from."""
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    caption: str
-    provenance: str
-
-    def _repr_html_(self) -> str:
-        table = html.table(self.header, self.rows, self.caption)
-        return (
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(self.caption)}">{table}'
-            f'</div><p class="provenance">{html.escape(self.provenance)}</p>'
-        )
-
-    def __repr__(self) -> str:
-        return "\n".join(" | ".join(row) for row in (self.header, *self.rows)) + f"\n{self.provenance}"
-
-
 def _us(value: float | None) -> str:
-    return "unavailable" if value is None else _ms(value / 1e3)
-
-
-def _ms(value: float) -> str:
-    """Format a time so that number and unit stay on one line of a narrow table."""
-    return format_time_ms(value).replace(" ", "\N{NO-BREAK SPACE}")
+    return "unavailable" if value is None else plots.unbroken_ms(value / 1e3)
 
 
 # --- the simulated queue -----------------------------------------------------------------------------------
@@ -221,7 +194,7 @@ def achieved_rates(source: Recording) -> plots.Chart:
             (
                 f"{row['n']:,}",
                 row["launches"],
-                *(_ms(row[f"{key}_ms"]) for key in ("wall", "waited", "pair")),
+                *(plots.unbroken_ms(row[f"{key}_ms"]) for key in ("wall", "waited", "pair")),
                 format_rate(row["wall_tflops"] * 1e12),
                 verdict(row),
             )
@@ -231,7 +204,7 @@ def achieved_rates(source: Recording) -> plots.Chart:
     )
 
 
-def where_to_wait(source: Recording) -> Readings:
+def where_to_wait(source: Recording) -> plots.Table:
     """List what the same product reads with the wait in other places.
 
     Parameters
@@ -252,11 +225,11 @@ def where_to_wait(source: Recording) -> Readings:
     }
     rows = [(text, _us(source[f"{key}_us"]), what) for key, (text, what) in labels.items()]
     rows.append(("event pair, read at once", str(source["read_at_once"]), "nothing"))
-    return Readings(
+    return plots.Table(
         ("Timer", "Reading", "What is in it"),
         tuple(rows),
-        "One fp32 product of width 2,048, the wait in seven places",
-        source.line(),
+        caption="One fp32 product of width 2,048, the wait in seven places",
+        source=source,
     )
 
 
@@ -286,7 +259,7 @@ def first_calls(source: Recording) -> plots.Chart:
         colour = plots.ORANGE if first[row["call"]] else plots.BLUE
         ax.barh(k, row["ms"] - left, left=left, height=0.7, color=colour)
         ax.annotate(
-            _ms(row["ms"]),
+            plots.unbroken_ms(row["ms"]),
             (row["ms"], k),
             (4, 0),
             textcoords="offset points",
@@ -309,7 +282,7 @@ def first_calls(source: Recording) -> plots.Chart:
         rows=[
             (
                 row["call"],
-                _ms(row["ms"]),
+                plots.unbroken_ms(row["ms"]),
                 "not counted" if row["driver_allocations"] is None else row["driver_allocations"],
             )
             for row in calls
@@ -318,7 +291,7 @@ def first_calls(source: Recording) -> plots.Chart:
     )
 
 
-def hidden_waits(source: Recording) -> Readings:
+def hidden_waits(source: Recording) -> plots.Table:
     """List which calls hold the host, as torch's warning and the host's clock tell it.
 
     Parameters
@@ -331,12 +304,14 @@ def hidden_waits(source: Recording) -> Readings:
     for row in source["calls"]:
         waited = row["host_ms"] > pending / 2
         warned = f"{row['warnings']} ×" if row["warnings"] else "–"
-        rows.append((row["call"], warned, _ms(row["host_ms"]), "waits" if waited else "goes on"))
-    return Readings(
+        rows.append(
+            (row["call"], warned, plots.unbroken_ms(row["host_ms"]), "waits" if waited else "goes on")
+        )
+    return plots.Table(
         ("Call", "Warning", "Host time", "The host"),
         tuple(rows),
-        f"Calls made while {_ms(pending)} of work are pending",
-        source.line(),
+        caption=f"Calls made while {plots.unbroken_ms(pending)} of work are pending",
+        source=source,
     )
 
 
@@ -439,7 +414,7 @@ _CASES = {
 }
 
 
-def ways(source: Recording, *, against: str = "") -> Readings:
+def ways(source: Recording, *, against: str = "") -> plots.Table:
     """List each kernel by each way of timing it.
 
     Parameters
@@ -482,10 +457,10 @@ def ways(source: Recording, *, against: str = "") -> Readings:
         "period_us": "Reading less the profiler's first start to last end, same launches, µs a call",
     }
     header = ("Way", *(_CASES.get(label, label) for label in cases))
-    return Readings(header, tuple(rows), captions[against], source.line())
+    return plots.Table(header, tuple(rows), caption=captions[against], source=source)
 
 
-def instrument(source: Recording) -> Readings:
+def instrument(source: Recording) -> plots.Table:
     """List device time, elapsed time and host time of the same calls.
 
     Parameters
@@ -503,18 +478,18 @@ def instrument(source: Recording) -> Readings:
     rows = [
         (
             labels.get(key, key),
-            _ms(timing["median_ms"]),
-            _ms(timing["elapsed_ms"]),
-            _ms(timing["host_ms"]),
+            plots.unbroken_ms(timing["median_ms"]),
+            plots.unbroken_ms(timing["elapsed_ms"]),
+            plots.unbroken_ms(timing["host_ms"]),
             "launches" if timing["launch_bound"] else "the device's work",
         )
         for key, timing in source.items()
     ]
-    return Readings(
+    return plots.Table(
         ("Call, fp32", "Device time", "Elapsed", "Host", "It pays for"),
         tuple(rows),
-        "Device time and elapsed time are two measurements",
-        source.line(),
+        caption="Device time and elapsed time are two measurements",
+        source=source,
     )
 
 
@@ -619,7 +594,7 @@ def _held(row: Mapping[str, Any] | None) -> str:
     return f"{_us(truth)} {off}{mark}"
 
 
-def clock_speeds(source: Recording) -> Readings:
+def clock_speeds(source: Recording) -> plots.Table:
     """List the multiprocessors' clock after a rest and after work.
 
     Parameters
@@ -632,4 +607,6 @@ def clock_speeds(source: Recording) -> Readings:
         ("median of 20 after the rest", f"{source['rested_median_mhz']:,.0f} MHz"),
         ("first spin after 3 s of large products", f"{source['after_work_mhz']:,.0f} MHz"),
     )
-    return Readings(("When", "Clock"), rows, "The multiprocessors' clock, by a spin kernel", source.line())
+    return plots.Table(
+        ("When", "Clock"), rows, caption="The multiprocessors' clock, by a spin kernel", source=source
+    )
