@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpucourse import hardware
+from gpucourse import hardware, roofline
 from gpucourse.environment import NoGPUError, cuda_available
 from gpucourse.roofline import (
     LeastTime,
@@ -522,3 +522,75 @@ def test_the_arithmetic_works_where_torch_is_not_installed():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+# --- numbers that are not plain Python's ---------------------------------------------------------------------
+
+
+def test_numpys_integers_count_as_pythons_and_never_wrap_round():
+    small, wide = np.int32(4096), np.int64(2**21)
+    assert roofline.matmul_work(small, small, small, np.int32(2)).flops == 2 * 4096**3
+    assert roofline.matmul_work(wide, wide, wide, 2).flops == 2**64
+    assert roofline.softmax_work(np.int32(65536), np.int32(65536), 4).bytes == 2**35
+    assert roofline.layer_norm_work(np.int8(100), np.int8(100), np.int8(4)).bytes == 80_800
+    assert roofline.layer_norm_backward_work(np.int32(65536), np.int32(65536), 4).flops == 14 * 2**32
+    assert roofline.softmax_backward_work(np.int32(65536), np.int32(65536), 4).flops == 2**34
+    assert roofline.layer_norm_steps(np.int32(65536), np.int32(65536), 4)[0].reads_bytes == 2**34
+    assert roofline.softmax_steps(np.int32(65536), np.int32(65536), 4)[0].reads_bytes == 2**34
+    counted = roofline.elementwise_work(
+        np.int32(2**30), reads=np.array([4, 4], np.int8), writes=(4,), flops_per_element=np.int32(4)
+    )
+    assert (counted.flops, counted.bytes) == (2**32, 3 * 2**32)
+    half = Work(flops=np.int32(2**30), bytes=np.int32(2**30))
+    assert (half + half).flops == 2**31
+    assert type(half.flops) is int
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"reads": (), "writes": ()}, ValueError, "reads and writes are both empty"),
+        ({"reads": 4, "writes": (4,)}, TypeError, r"reads must list .* such as \(4, 4\), not 4"),
+        ({"reads": (4,), "writes": "44"}, TypeError, "writes must list"),
+        ({"reads": (4,), "writes": (4,), "flops_per_element": True}, TypeError, "must be a number, not True"),
+        ({"reads": (4,), "writes": (4,), "flops_per_element": "1"}, TypeError, "must be a number, not '1'"),
+        (
+            {"reads": (4,), "writes": (4,), "flops_per_element": float("nan")},
+            ValueError,
+            "flops_per_element is nan",
+        ),
+        ({"reads": (4,), "writes": (4,), "flops_per_element": -1}, ValueError, "flops_per_element is -1"),
+    ],
+)
+def test_element_wise_work_refuses_what_it_cannot_count(arguments, error, said):
+    with pytest.raises(error, match=said):
+        roofline.elementwise_work(2**20, **arguments)
+
+
+def test_an_integer_beyond_all_floats_is_no_finite_amount():
+    with pytest.raises(ValueError, match=r"Work: flops is 1000.*\.\.\.; wanted a finite amount"):
+        Work(flops=10**400, bytes=1)
+    with pytest.raises(ValueError, match="Work: bytes is a int too long to write"):
+        Work(flops=1, bytes=10**5000)
+    with pytest.raises(RooflineInputError, match=r"peak_flops: 1000.* is not a positive finite number"):
+        Roofline(peak_flops=10**400, bandwidth=1.0)
+
+
+def test_a_quantity_is_never_stripped_of_its_unit_in_silence():
+    roof = Roofline(peak_flops=989e12, bandwidth=4.8e12)
+    for read in (roof.attainable, roof.bound):
+        with pytest.raises(RooflineInputError, match="quantities go to validate_shapes_and_units"):
+            read(ureg.Quantity(85, "FLOP/kB"))
+
+
+def test_ragged_numbers_and_things_of_another_kind_are_named():
+    roof = Roofline(peak_flops=989e12, bandwidth=4.8e12)
+    with pytest.raises(RooflineInputError, match="no array of numbers of one shape"):
+        roof.attainable([[1, 2], [3]])
+    with pytest.raises(TypeError, match="numbers of one shape"):
+        is_finite([[1], [1, 2]])
+    with pytest.raises(TypeError, match="least_time takes Work, not 3"):
+        roof.least_time(3)
+    for nothing in ("H200", None):
+        with pytest.raises(TypeError, match=r"takes a record, not .*hardware\.device"):
+            Roofline.of(nothing, "bf16")

@@ -188,8 +188,18 @@ def _first(values: NDArray[Any], where: NDArray[np.bool_]) -> str:
     return repr(values[where].flat[0].item() if values.ndim else values.item())
 
 
+def _is_finite_number(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
+
+
 def _short(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        text = f"a {type(value).__name__} too long to write"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -249,7 +259,10 @@ def is_finite(value: Any) -> bool:
     >>> is_finite(60.0), is_finite(np.array([1.0, np.nan]))
     (True, False)
     """
-    array = np.asarray(getattr(value, "magnitude", value))
+    try:
+        array = np.asarray(getattr(value, "magnitude", value))
+    except ValueError as error:
+        raise TypeError(f"is_finite takes numbers of one shape, not {_short(value)}") from error
     if array.dtype.kind not in "iuf":
         raise TypeError(f"is_finite takes real numbers, not {_short(value)}")
     return bool(np.isfinite(array).all())
@@ -295,8 +308,11 @@ class Work:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
                 raise TypeError(f"Work: {name} must be a number, not {_short(value)}")
-            if not math.isfinite(value) or value < 0:
-                raise ValueError(f"Work: {name} is {value}; wanted a finite amount, 0 or more")
+            # Python's own numbers from here on: numpy's integers wrap round without an error.
+            value = int(value) if isinstance(value, (int, np.integer)) else float(value)
+            if not _is_finite_number(value) or value < 0:
+                raise ValueError(f"Work: {name} is {_short(value)}; wanted a finite amount, 0 or more")
+            object.__setattr__(self, name, value)
         if self.flops == 0 and self.bytes == 0:
             raise ValueError(
                 "Work: neither arithmetic nor bytes; an operation that does nothing has no bound"
@@ -362,12 +378,22 @@ _ELEMENTWISE = "each array read or written once; add, multiply, divide, compare,
 _PRODUCT = "multiply and add count two; each matrix moved once"
 
 
-def _sizes(**values: int) -> None:
+def _sizes(**values: int) -> list[int]:
+    """Check sizes and give them as Python's integers: numpy's wrap round at 2**31 or 2**63 without an error."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
             raise TypeError(f"{name} must be a whole number, not {_short(value)}")
         if value < 1:
-            raise ValueError(f"{name} is {value}; wanted 1 or more")
+            raise ValueError(f"{name} is {_short(value)}; wanted 1 or more")
+    return [int(value) for value in values.values()]
+
+
+def _operands(name: str, values: Sequence[int]) -> list[int]:
+    if isinstance(values, str) or not isinstance(values, (Sequence, np.ndarray)):
+        raise TypeError(
+            f"{name} must list the bytes an element of each operand, such as (4, 4), not {_short(values)}"
+        )
+    return _sizes(**{f"{name}[{i}]": size for i, size in enumerate(values)})
 
 
 def matmul_work(m: int, n: int, k: int, itemsize: int, *, out_itemsize: int | None = None) -> Work:
@@ -398,7 +424,7 @@ def matmul_work(m: int, n: int, k: int, itemsize: int, *, out_itemsize: int | No
     (137438953472, 100663296, 1365.3)
     """
     out = itemsize if out_itemsize is None else out_itemsize
-    _sizes(m=m, n=n, k=k, itemsize=itemsize, out_itemsize=out)
+    m, n, k, itemsize, out = _sizes(m=m, n=n, k=k, itemsize=itemsize, out_itemsize=out)
     return Work(flops=2 * m * n * k, bytes=(m * k + k * n) * itemsize + m * n * out, convention=_PRODUCT)
 
 
@@ -458,9 +484,21 @@ def elementwise_work(
     >>> elementwise_work(2**20, reads=(4, 4), writes=(4,)).bytes
     12582912
     """
-    _sizes(n=n, **{f"reads[{i}]": size for i, size in enumerate(reads)})
-    _sizes(**{f"writes[{i}]": size for i, size in enumerate(writes)})
-    return Work(flops=n * flops_per_element, bytes=n * (sum(reads) + sum(writes)), convention=_ELEMENTWISE)
+    (n,) = _sizes(n=n)
+    moved = sum(_operands("reads", reads)) + sum(_operands("writes", writes))
+    if not moved:
+        raise ValueError("reads and writes are both empty; an operation on memory reads or writes something")
+    if isinstance(flops_per_element, bool) or not isinstance(
+        flops_per_element, (int, float, np.integer, np.floating)
+    ):
+        raise TypeError(f"flops_per_element must be a number, not {_short(flops_per_element)}")
+    if not _is_finite_number(flops_per_element) or flops_per_element < 0:
+        raise ValueError(
+            f"flops_per_element is {_short(flops_per_element)}; wanted a finite amount, 0 for a copy or a cast"
+        )
+    if isinstance(flops_per_element, np.integer):
+        flops_per_element = int(flops_per_element)
+    return Work(flops=n * flops_per_element, bytes=n * moved, convention=_ELEMENTWISE)
 
 
 def layer_norm_work(
@@ -494,7 +532,9 @@ def layer_norm_work(
     201332736
     """
     param = itemsize if param_itemsize is None else param_itemsize
-    _sizes(rows=rows, columns=columns, itemsize=itemsize, param_itemsize=param)
+    rows, columns, itemsize, param = _sizes(
+        rows=rows, columns=columns, itemsize=itemsize, param_itemsize=param
+    )
     moved = 2 * rows * columns * itemsize + 2 * columns * param + (8 * rows if stats else 0)
     return Work(flops=rows * (7 * columns + 4), bytes=moved, convention=_ELEMENTWISE)
 
@@ -522,7 +562,7 @@ def layer_norm_steps(rows: int, columns: int, itemsize: int) -> tuple[Step, ...]
     >>> sum(s.reads_bytes + s.writes_bytes for s in layer_norm_steps(1000, 100, 4)) / (1000 * 100 * 4)
     12.082
     """
-    _sizes(rows=rows, columns=columns, itemsize=itemsize)
+    rows, columns, itemsize = _sizes(rows=rows, columns=columns, itemsize=itemsize)
     x, row, column = rows * columns * itemsize, rows * itemsize, columns * itemsize
     n = rows * columns
 
@@ -566,7 +606,7 @@ def layer_norm_backward_work(rows: int, columns: int, itemsize: int) -> Work:
     >>> layer_norm_backward_work(32768, 768, 4).bytes / layer_norm_work(32768, 768, 4).bytes
     1.501...
     """
-    _sizes(rows=rows, columns=columns, itemsize=itemsize)
+    rows, columns, itemsize = _sizes(rows=rows, columns=columns, itemsize=itemsize)
     moved = 3 * rows * columns * itemsize + 8 * rows + 3 * columns * itemsize
     return Work(flops=14 * rows * columns, bytes=moved, convention=_ELEMENTWISE)
 
@@ -597,7 +637,7 @@ def softmax_work(rows: int, columns: int, itemsize: int, *, out_itemsize: int | 
     0.625
     """
     out = itemsize if out_itemsize is None else out_itemsize
-    _sizes(rows=rows, columns=columns, itemsize=itemsize, out_itemsize=out)
+    rows, columns, itemsize, out = _sizes(rows=rows, columns=columns, itemsize=itemsize, out_itemsize=out)
     n = rows * columns
     return Work(flops=5 * n, bytes=n * (itemsize + out), convention=_ELEMENTWISE)
 
@@ -624,7 +664,7 @@ def softmax_steps(rows: int, columns: int, itemsize: int) -> tuple[Step, ...]:
     >>> sum(s.reads_bytes + s.writes_bytes for s in softmax_steps(1000, 100, 4)) / (1000 * 100 * 4)
     8.04
     """
-    _sizes(rows=rows, columns=columns, itemsize=itemsize)
+    rows, columns, itemsize = _sizes(rows=rows, columns=columns, itemsize=itemsize)
     x, row, n = rows * columns * itemsize, rows * itemsize, rows * columns
     return (
         Step(name="maximum of x", reads_bytes=x, writes_bytes=row, flops=n),
@@ -657,7 +697,7 @@ def softmax_backward_work(rows: int, columns: int, itemsize: int) -> Work:
     >>> softmax_backward_work(8, 8, 4).bytes / softmax_work(8, 8, 4).bytes
     1.5
     """
-    _sizes(rows=rows, columns=columns, itemsize=itemsize)
+    rows, columns, itemsize = _sizes(rows=rows, columns=columns, itemsize=itemsize)
     n = rows * columns
     return Work(flops=4 * n, bytes=3 * n * itemsize, convention=_ELEMENTWISE)
 
@@ -724,8 +764,8 @@ class Roofline:
                 raise RooflineInputError(
                     name, f"{_short(value)} is not a plain number; quantities go to validate_shapes_and_units"
                 )
-            if not math.isfinite(value) or value <= 0:
-                raise RooflineInputError(name, f"{value} is not a positive finite number")
+            if not _is_finite_number(value) or value <= 0:
+                raise RooflineInputError(name, f"{_short(value)} is not a positive finite number")
 
     @classmethod
     def of(cls, device: Device, dtype: Any) -> Roofline:
@@ -742,6 +782,8 @@ class Roofline:
         ------
         MissingFigureError
             The record has no figure for this precision.
+        TypeError
+            `device` is no record: a name, or None.
 
         Examples
         --------
@@ -749,6 +791,13 @@ class Roofline:
         >>> round(Roofline.of(hardware.device("H200"), "bf16").ridge)
         206
         """
+        from gpucourse import hardware
+
+        if not isinstance(device, hardware.Device):
+            raise TypeError(
+                f"Roofline.of takes a record, not {_short(device)}: look it up with hardware.device(name), "
+                "or measure this card's own ceilings with measure_roofline"
+            )
         return cls(peak_flops=device.peak_flops(dtype), bandwidth=device.bandwidth_bytes_per_s)
 
     @property
@@ -817,14 +866,31 @@ class Roofline:
         -------
         LeastTime
             Both times, the larger, and which it is.
+
+        Raises
+        ------
+        TypeError
+            `work` is no `Work`.
         """
+        if not isinstance(work, Work):
+            raise TypeError(
+                f"least_time takes Work, not {_short(work)}; give Work(flops=…, bytes=…) or what a counter "
+                "such as matmul_work returns"
+            )
         return LeastTime(
             arithmetic_ms=work.flops / self.peak_flops * 1e3, bytes_ms=work.bytes / self.bandwidth * 1e3
         )
 
 
 def _intensity(value: Any) -> Numbers:
-    array = np.asarray(value)
+    if hasattr(value, "magnitude"):  # numpy would take the unit off, whatever it is
+        raise RooflineInputError(
+            "I", f"{_short(value)} is a quantity; quantities go to validate_shapes_and_units"
+        )
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise RooflineInputError("I", f"{_short(value)} is no array of numbers of one shape") from error
     if array.dtype.kind not in "iuf":
         raise RooflineInputError("I", f"{_short(value)} is not a real number of flop/byte")
     if not np.isfinite(array).all():
