@@ -10,20 +10,7 @@ import pytest
 
 from gpucourse import cli, recorder, recording
 from gpucourse.environment import NoGPUError
-
-HEAD = """\
----
-jupytext:
-  text_representation:
-    extension: .md
-    format_name: myst
-kernelspec:
-  display_name: Python 3
-  language: python
-  name: python3
----
-# A page
-"""
+from tests.conftest import NOTEBOOK_HEADER
 
 
 def cell(source: str) -> str:
@@ -38,7 +25,7 @@ def book(tmp_path):
         (tmp_path / folder).mkdir()
 
     def write(name: str, *cells: str):
-        (tmp_path / "book" / name).write_text(HEAD + "".join(map(cell, cells)))
+        (tmp_path / "book" / name).write_text(NOTEBOOK_HEADER + "# A page\n" + "".join(map(cell, cells)))
         return tmp_path
 
     return write
