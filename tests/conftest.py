@@ -9,7 +9,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A busy machine is slow now and then; what a property says is true at any speed.
+hypothesis.settings.register_profile("course", deadline=None)
+hypothesis.settings.load_profile("course")
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOK_HEADER = """---
