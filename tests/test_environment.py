@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from gpucourse import environment
 from gpucourse.environment import Environment, NoGPUError, cuda_available, require_cuda
+
+SOURCES = Path(environment.__file__).resolve().parents[1]
 
 
 def test_capture_names_this_python_and_torch():
@@ -53,3 +56,29 @@ def test_a_driver_tool_that_is_missing_or_fails_gives_none(monkeypatch):
     environment._nvidia_smi.cache_clear()
     assert environment._nvidia_smi("driver_version", 0) is None
     environment._nvidia_smi.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"torch.py": "raise ImportError('libc10.so: no such file')\n"},
+            "torch cannot be imported (libc10.so",
+        ),
+        ({"torch.py": "import nothing_of_this_name\n"}, "torch cannot be imported (No module named"),
+        ({"torch/notes.txt": ""}, "torch is an empty folder, not the package"),
+    ],
+)
+def test_a_torch_that_cannot_be_used_is_no_gpu_and_the_reason_is_said(tmp_path, files, said):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    # Without the installed packages: a folder without code is only found where the real one is not.
+    code = (
+        f"import sys; sys.path[:] = [{str(tmp_path)!r}, *(p for p in sys.path if 'site-packages' not in p)]\n"
+        f"sys.path.append({str(SOURCES)!r})\n"
+        "from gpucourse import environment as e\n"
+        "print(e.cuda_available(), e.Environment.capture().torch, e._torch_state())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"False None {said}")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -157,3 +160,48 @@ def test_the_doctor_works_without_torch_and_says_why_there_is_no_gpu(monkeypatch
     assert "torch: not installed" in lines
     assert "GPU: none to use (torch is not installed)" in lines
     assert lines[-1].startswith("measurements: replayed")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe@recorded", "a.md is not UTF-8 text"),
+        (b"---\njupytext: [\n---\n@recorded\n", "a.md is no page that jupytext can read"),
+        (None, "a.md cannot be read: Is a directory"),
+    ],
+)
+def test_a_page_that_cannot_be_read_is_named_and_why(book, capsys, content, said):
+    root = book("b.md", ONE)
+    page = root / "book" / "a.md"
+    if content is None:
+        page.mkdir()
+    else:
+        page.write_bytes(content)
+    assert cli.main(["record", "--check", "--root", str(root)]) == 1
+    assert f"gpucourse record: {root}" in (out := capsys.readouterr()).err
+    assert said in out.err
+
+
+def test_a_folder_that_may_not_be_read_is_no_book(tmp_path, monkeypatch):
+    def denied(_path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(recorder.os, "stat", denied)
+    with pytest.raises(recorder.RecordPageError, match=r"holds no _toc\.yml"):
+        recorder.find_pages(tmp_path)
+
+
+def test_the_doctor_says_why_a_broken_torch_cannot_be_used(tmp_path):
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so: cannot open shared object file')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "gpucourse.cli", "doctor"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = "cannot be imported (libcudart.so: cannot open shared object file)"
+    assert f"torch: {said}" in done.stdout
+    assert f"GPU: none to use (torch {said})" in done.stdout
+    assert "measurements: replayed" in done.stdout

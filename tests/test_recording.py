@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -353,3 +357,122 @@ def test_recordings_name_no_path_of_the_machine():
         text = path.read_text()
         for word in ("/root", "/home", "/work", "/tmp"):
             assert word not in text, (path, word)
+
+
+# --- hands, disks and kills --------------------------------------------------------------------------------
+
+
+def rewrite(edit, *, sign: bool = False):
+    """Give a damage that changes the parsed file by `edit`, and its checksum with it."""
+
+    def damage(text: str) -> str:
+        found = json.loads(text)
+        edit(found)
+        if sign:
+            found["data_sha256"] = recording._sha256(recording._canonical(found["data"]))
+        return json.dumps(found)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (
+            rewrite(lambda r: r.update(provenance=None)),
+            "its provenance is not a table with gpu, date, command",
+        ),
+        (rewrite(lambda r: r.update(provenance={})), "its provenance is not a table"),
+        (rewrite(lambda r: r["provenance"].update(date=3)), "its provenance is not a table"),
+        (rewrite(lambda r: r.update(fingerprint={})), "its fingerprint is not a table with source, methods"),
+        (rewrite(lambda r: r.update(data=[1]), sign=True), "its data is not a table"),
+        (rewrite(lambda r: r["data"].update(value_ms=float("nan"))), "NaN is no number of JSON"),
+        (
+            rewrite(lambda r: r["provenance"].update(gpu="NVIDIA B200")),
+            "comes from 'NVIDIA B200', but lies in nvidia-h200",
+        ),
+        (lambda _text: "[" * 100_000, "not whole JSON"),
+        (lambda _text: '{"format": ' + "1" * 5000 + "}", "not whole JSON"),
+        (lambda _text: "\0" * 400, "not whole JSON"),
+    ],
+)
+def test_a_recording_changed_by_hand_is_refused_and_says_where(gpu, monkeypatch, damage, said):
+    record(monkeypatch)
+    path = gpu / "nvidia-h200" / "measured.json"
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(CorruptRecordingError, match=f"measured.json cannot be used: .*{said}"):
+        load("measured")
+
+
+def test_a_recording_that_cannot_be_read_says_why(gpu):
+    (gpu / "nvidia-h200" / "measured.json").mkdir(parents=True)
+    with pytest.raises(CorruptRecordingError, match=r"it cannot be read.*directory"):
+        load("measured")
+
+
+@pytest.mark.parametrize("name", ["../../secret", "", "a/b", "a\0b", "x " * 3000])
+def test_a_name_is_a_functions_name_and_never_a_path(gpu, name):
+    (gpu / "nvidia-h200").mkdir()
+    with pytest.raises(MissingRecordingError, match="there is no recording"):
+        load(name)
+
+
+def test_a_name_that_is_no_text_is_a_type_error(gpu):
+    with pytest.raises(TypeError, match="a recording's name is a str, found NoneType"):
+        load(None)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"needs_gb": "20"}, TypeError, "needs_gb is '20': an amount in GB"),
+        ({"needs_gb": True}, TypeError, "needs_gb is True"),
+        ({"needs_gb": float("nan")}, ValueError, "needs_gb is nan"),
+        ({"needs_gb": -1}, ValueError, "needs_gb is -1"),
+        ({"pending": True}, TypeError, "pending is True: say why in words"),
+    ],
+)
+def test_a_bad_option_is_refused_where_it_stands_and_not_first_on_a_gpu(options, error, said):
+    with pytest.raises(error, match=said):
+        recorded(**options)
+
+
+def test_a_recorder_that_is_interrupted_leaves_the_old_recording_and_no_litter(gpu, monkeypatch):
+    record(monkeypatch)
+    path = gpu / "nvidia-h200" / "measured.json"
+    before = path.read_bytes()
+
+    def interrupted(*_args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recording.os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        record(monkeypatch, CELL.replace("2.0)", "5.0)"))
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == ["measured.json"]
+
+
+KILLED = """
+import os, signal
+from pathlib import Path
+from gpucourse import recording
+os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+recording._write(Path("{path}"), {{"k": "new"}})
+"""
+
+
+def test_what_a_killed_recorder_left_is_no_recording_and_goes_with_the_next(gpu, monkeypatch):
+    record(monkeypatch)
+    path = gpu / "nvidia-h200" / "measured.json"
+    before = path.read_bytes()
+    killed = subprocess.run([sys.executable, "-c", KILLED.format(path=path)], check=False)
+    assert killed.returncode == -9
+    assert path.read_bytes() == before
+    (left,) = set(path.parent.iterdir()) - {path}
+    assert names() == ["measured"]
+    record(monkeypatch)
+    assert left.exists(), "a file this young may be another recorder's, at work now"
+    long_ago = time.time() - 2 * recording.ABANDONED_S
+    os.utime(left, (long_ago, long_ago))
+    record(monkeypatch)
+    assert [p.name for p in path.parent.iterdir()] == ["measured.json"]

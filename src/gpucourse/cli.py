@@ -26,8 +26,8 @@ def doctor_lines() -> list[str]:
     """
     environment = Environment.capture()
     lines = [f"gpucourse: {__version__}", f"Python: {environment.python} on {environment.platform}"]
-    lines.append(f"torch: {environment.torch or 'not installed'}")
     reason = _torch_state()
+    lines.append(f"torch: {environment.torch or reason.removeprefix('torch ').removeprefix('is ')}")
     if reason:
         lines.append(f"GPU: none to use ({reason})")
     else:

@@ -24,8 +24,12 @@ def _torch_state() -> str:
     """Say in words why there is no CUDA device here, or "" where there is one."""
     try:
         import torch
-    except ModuleNotFoundError:
-        return "torch is not installed"
+    except ModuleNotFoundError as error:
+        return "torch is not installed" if error.name == "torch" else f"torch cannot be imported ({error})"
+    except (ImportError, OSError) as error:  # a shared library that is missing or of another system
+        return f"torch cannot be imported ({error})"
+    if not hasattr(torch, "version"):
+        return "torch is an empty folder, not the package"
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is a build without CUDA"
     if not torch.cuda.is_available():
@@ -114,7 +118,9 @@ class Environment:
         }
         try:
             import torch
-        except ModuleNotFoundError:
+        except (ImportError, OSError):
+            return cls(**facts)
+        if not hasattr(torch, "version"):
             return cls(**facts)
         facts["torch"] = torch.__version__
         facts["cuda"] = torch.version.cuda

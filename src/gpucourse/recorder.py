@@ -48,7 +48,10 @@ def _read(path: Path) -> Any:
         raise RecordPageError(
             "reading chapters needs jupytext, which is not installed: pip install 'gpucourse[record]'"
         ) from error
-    return jupytext.read(path)
+    try:
+        return jupytext.read(path)
+    except Exception as error:  # of its parsers, each with errors of its own
+        raise RecordPageError(f"{path} is no page that jupytext can read: {error}") from error
 
 
 def _decorators(source: str) -> Iterator[tuple[str, bool]]:
@@ -79,15 +82,23 @@ def find_pages(root: Path) -> list[Page]:
     Raises
     ------
     RecordPageError
-        `root` is no book, or two recorded functions have one name.
+        `root` is no book, a page cannot be read, or two recorded functions have one name.
     """
-    if not (root / "_toc.yml").is_file():
+    if not os.path.isfile(root / "_toc.yml"):  # False, too, in a folder that may not be read
         raise RecordPageError(f"{root} holds no _toc.yml: run this in the book's own folder")
     pages: list[Page] = []
     owner: dict[str, Path] = {}
     for folder, kind in (("book", "*.md"), ("labs", "*.md"), ("benchmarks", "*.py")):
         for path in sorted((root / folder).rglob(kind)):
-            if "@recorded" not in path.read_text(encoding="utf-8"):
+            try:
+                text = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise RecordPageError(
+                    f"{path} is not UTF-8 text ({error.reason}): save it as such"
+                ) from error
+            except OSError as error:
+                raise RecordPageError(f"{path} cannot be read: {error.strerror}") from error
+            if "@recorded" not in text:
                 continue
             found = [
                 pair

@@ -25,6 +25,7 @@ import os
 import re
 import tempfile
 import textwrap
+import time
 import tokenize
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -56,6 +57,7 @@ RECORD_VARIABLE = (
     "GPUCOURSE_RECORD"  # set by `gpucourse record` alone: the command that stands in the provenance
 )
 FOLDER_VARIABLE = "GPUCOURSE_RECORDINGS"
+ABANDONED_S = 60.0
 DEVICE_VARIABLE = "GPUCOURSE_DEVICE"
 
 
@@ -382,6 +384,18 @@ def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
+# What a replay reads of each part of a file; the checksum covers the data alone.
+_PARTS: dict[str, dict[str, type]] = {
+    "data": {},
+    "fingerprint": {"source": str, "methods": dict},
+    "provenance": {"gpu": str, "date": str, "command": str},
+}
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
 def load(name: str) -> Recording:
     """Read a recording from disk, whole and unchanged.
 
@@ -390,23 +404,32 @@ def load(name: str) -> Recording:
     MissingRecordingError
         There is none of this name; the message lists what there is.
     CorruptRecordingError
-        The file is truncated, no JSON, of another format, or its data does not match its checksum.
+        The file is truncated, no JSON, of another format, cannot be read, its data does not match its
+        checksum, or its provenance names another device than its folder.
+    TypeError
+        `name` is no str.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"a recording's name is a str, found {type(name).__name__}")
     path = _replay_folder() / f"{name}.json"
     try:
+        if not re.fullmatch(r"\w+", name):  # the name of a function, so that it is never a path
+            raise FileNotFoundError
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         near = difflib.get_close_matches(name, names(), n=3)
         known = f"nearest: {', '.join(near)}" if near else f"{len(names())} of other names"
         raise MissingRecordingError(
-            f"there is no recording {name!r} for {path.parent.name} ({known}). On a CUDA machine, "
+            f"there is no recording {name!r} for {_replay_folder().name} ({known}). On a CUDA machine, "
             "`gpucourse record` makes it from the chapter that defines it."
         ) from None
     except UnicodeDecodeError as error:
         raise CorruptRecordingError(_corrupt(path, f"it is not text ({error.reason})")) from error
+    except OSError as error:
+        raise CorruptRecordingError(_corrupt(path, f"it cannot be read ({error.strerror})")) from error
     try:
-        record = json.loads(text)
-    except json.JSONDecodeError as error:
+        record = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
         raise CorruptRecordingError(_corrupt(path, f"it is not whole JSON ({error})")) from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise CorruptRecordingError(_corrupt(path, f"its format is not {FORMAT}"))
@@ -415,10 +438,20 @@ def load(name: str) -> Recording:
     ]
     if missing:
         raise CorruptRecordingError(_corrupt(path, f"it lacks {', '.join(missing)}"))
+    for key, parts in _PARTS.items():
+        found = record[key]
+        if not isinstance(found, dict) or not all(isinstance(found.get(p), k) for p, k in parts.items()):
+            wanted = f" with {', '.join(parts)}" if parts else ""
+            raise CorruptRecordingError(_corrupt(path, f"its {key} is not a table{wanted}"))
     if _sha256(_canonical(record["data"])) != record["data_sha256"]:
         raise CorruptRecordingError(_corrupt(path, "its data does not match its checksum, so it was changed"))
     if record["name"] != name:
         raise CorruptRecordingError(_corrupt(path, f"it says that it is {record['name']!r}"))
+    gpu = record["provenance"]["gpu"]
+    if device_folder_name(gpu) != path.parent.name:
+        raise CorruptRecordingError(
+            _corrupt(path, f"it says that it comes from {gpu!r}, but lies in {path.parent.name}")
+        )
     provenance = {**record["provenance"], "fingerprint": record["fingerprint"]}
     return Recording(name=name, data=record["data"], provenance=provenance)
 
@@ -446,11 +479,25 @@ def _write(path: Path, record: dict[str, Any]) -> None:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-        state = "the old recording is unchanged" if path.exists() else "nothing was written"
+        state = "the old recording is unchanged" if os.path.exists(path) else "nothing was written"
         raise RecordingWriteError(
-            f"could not write {path}: {error.strerror}; {state}. Free the disk, or set {FOLDER_VARIABLE} "
-            "to a folder that can be written."
+            f"could not write {path}: {error.strerror or error}; {state}. Free the disk, or set "
+            f"{FOLDER_VARIABLE} to a folder that can be written."
         ) from error
+    except BaseException:  # interrupted: the old recording is whole, and the part goes
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        raise
+    _remove_abandoned(path)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what writers of this recording left that were killed: no writer takes a minute for its file."""
+    for left in path.parent.glob(f".{path.stem}.*.tmp"):
+        with contextlib.suppress(OSError):  # another recorder may be quicker
+            if time.time() - left.stat().st_mtime > ABANDONED_S:
+                left.unlink()
 
 
 class _Recorded:
@@ -569,9 +616,15 @@ def recorded(function: Any = None, /, *, needs_gb: float = 0.0, pending: str = "
 
     Raises
     ------
-    TypeError
-        The function takes arguments or has no source to fingerprint.
+    TypeError, ValueError
+        The function takes arguments; `needs_gb` is no amount, or `pending` no text.
     """
+    if isinstance(needs_gb, bool) or not isinstance(needs_gb, int | float):
+        raise TypeError(f"needs_gb is {needs_gb!r}: an amount in GB is wanted, such as needs_gb=20")
+    if not 0 <= needs_gb < math.inf:
+        raise ValueError(f"needs_gb is {needs_gb}: an amount in GB is finite and not negative")
+    if not isinstance(pending, str):
+        raise TypeError(f"pending is {pending!r}: say why in words, such as pending='needs two GPUs'")
     if function is None:
         return functools.partial(_decorate, needs_gb=needs_gb, pending=pending)
     return _decorate(function, needs_gb=needs_gb, pending=pending)
