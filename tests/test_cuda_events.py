@@ -161,3 +161,14 @@ def test_without_a_gpu_it_says_so_and_measures_nothing():
         time_cuda(torch.sum, torch.zeros(3))
     with pytest.raises(NoGPUError, match="region needs a CUDA device"), region():
         pass
+
+
+def test_however_short_the_time_there_is_one_sample():
+    assert len(time_cuda(lambda: None, device="cpu", max_seconds=1e-9).samples_ms) == 1
+
+
+@pytest.mark.parametrize("option", ["spread", "max_seconds"])
+@pytest.mark.parametrize("bad", ["0.1", None, True])
+def test_an_option_that_is_no_number_is_named(option, bad):
+    with pytest.raises(TypeError, match=f"{option} must be a number, found {bad!r}"):
+        time_cuda(lambda: None, device="cpu", **{option: bad})

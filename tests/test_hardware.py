@@ -185,3 +185,10 @@ def test_the_page_shows_every_figure_with_its_source():
 def test_importing_hardware_is_light():
     code = "import sys, gpucourse.hardware; sys.exit(bool({'torch', 'numpy', 'pint'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", [None, 3, [], {}])
+def test_what_is_no_name_has_no_record(name):
+    assert hardware.find(name) is None
+    with pytest.raises(hardware.UnknownDeviceError, match="no datasheet record of"):
+        hardware.device(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -194,3 +196,24 @@ def test_a_trace_without_warm_up_is_refused():
 def test_without_a_gpu_it_names_what_needs_none():
     with pytest.raises(NoGPUError, match="count_launches needs none"):
         trace(lambda: None)
+
+
+def test_a_result_in_place_of_a_function_is_named():
+    x = torch.ones(2, 2)
+    for count in (trace, count_launches):
+        with pytest.raises(
+            TypeError, match=r"calls a function itself, found Tensor: pass torch\.matmul and its"
+        ):
+            count(x @ x)
+
+
+@pytest.mark.parametrize("warm_up", [1.5, True, "3", None, float("nan")])
+def test_a_warm_up_that_counts_no_calls_is_refused(warm_up):
+    with pytest.raises(TypeError, match="warm_up counts calls, found"):
+        trace(print, warm_up=warm_up)
+
+
+def test_counting_without_torch_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ModuleNotFoundError, match=r"count_launches counts torch's operations.*Install torch"):
+        count_launches(print)

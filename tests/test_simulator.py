@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -453,3 +454,20 @@ def test_no_more_kernels_are_pending_than_the_queue_holds(
         device.launch(Kernel(duration_us=us))
         now_us = device.perf_counter() * 1e6
         assert sum(span.kind == "kernel" and span.end_us > now_us + 1e-6 for span in device.history) <= depth
+
+
+# --- numbers of other kinds ----------------------------------------------------------------------------------
+
+
+def test_numpys_numbers_are_times_and_depths_like_any():
+    device = SimulatedDevice(launch_us=np.int8(5), queue_depth=np.int64(3))
+    device.sleep(np.float32(2.5))
+    device.launch(Kernel(duration_us=np.int8(120)))  # 120,000 ns do not fit in eight bits
+    device.synchronize()
+    assert device.perf_counter_ns() == 127_500
+
+
+@pytest.mark.parametrize("us", [10**400, 1e308])
+def test_a_time_beyond_all_floats_is_refused_as_not_finite(us):
+    with pytest.raises(ValueError, match="a time in µs is finite"):
+        Kernel(duration_us=us)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,3 +121,24 @@ def test_a_written_amount_reads_back_to_three_digits(n):
     number, unit = format_bytes(n * 1e3).replace(",", "").split(" ")
     scale = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}[unit]
     assert float(number) * scale == pytest.approx(n * 1e3, rel=5.1e-3, abs=0.051)
+
+
+@pytest.mark.parametrize("write", [format_bytes, format_time_ms, format_rate, format_bandwidth])
+def test_numpys_bools_and_integers_beyond_all_floats_are_no_amounts(write):
+    with pytest.raises(ValueError, match="not a finite number but a bool"):
+        write(np.bool_(True))
+    with pytest.raises(ValueError, match="cannot write inf in"):
+        write(10**400)
+
+
+@pytest.mark.parametrize("write", [format_bytes, format_time_ms, format_rate, format_bandwidth])
+@pytest.mark.parametrize("bad", ["3", None, 1j, [1], np.ones(1), units.ureg.Quantity(3, "GB")])
+def test_what_is_no_plain_number_is_a_type_error_that_shows_it(write, bad):
+    with pytest.raises(TypeError, match=f"cannot write .* in .*a {type(bad).__name__}"):
+        write(bad)
+
+
+def test_fractions_and_numpys_numbers_are_written_like_any():
+    assert format_bytes(Fraction(7, 2)) == "3.5 B"
+    assert format_bytes(np.int8(100)) == "100 B"
+    assert format_time_ms(np.float32(2.5)) == "2.50 ms"

@@ -20,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpucourse.environment import Environment, require_cuda
@@ -320,6 +321,9 @@ def time_cuda(
         )
     if device not in ("cuda", "cpu") or l2 not in ("warm", "cold"):
         raise ValueError(f'device is "cuda" or "cpu" and l2 is "warm" or "cold"; found {device!r} and {l2!r}')
+    for name, value in (("spread", spread), ("max_seconds", max_seconds)):
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(f"{name} must be a number, found {value!r} of type {type(value).__name__}")
     if not 0 < spread < 1 or not 0 < max_seconds < math.inf:
         raise ValueError(f"spread is in (0, 1) and max_seconds above 0; found {spread!r} and {max_seconds!r}")
     call = functools.partial(fn, *args)
@@ -374,10 +378,12 @@ def _time_host(
         call()
     samples: list[float] = []
     end = time.perf_counter() + max_seconds
-    while len(samples) < MAX_SAMPLES and not _settled(samples, spread) and time.perf_counter() < end:
+    while len(samples) < MAX_SAMPLES and not _settled(samples, spread):
         start = time.perf_counter()
         call()
         samples.append((time.perf_counter() - start) * 1e3)
+        if time.perf_counter() > end:  # after a sample: however short the time, there is one
+            break
     return Timing(
         samples_ms=tuple(samples),
         elapsed_ms=statistics.median(samples),

@@ -543,7 +543,7 @@ def find(name: str) -> Device | None:
     >>> find("NVIDIA H100 PCIe") is None
     True
     """
-    return _BY_NAME.get(name)
+    return _BY_NAME.get(name) if isinstance(name, str) else None
 
 
 def device(name: str) -> Device:

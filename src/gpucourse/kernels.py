@@ -13,6 +13,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -232,9 +233,12 @@ def trace(fn: Callable[..., Any], *args: Any, warm_up: int = 3) -> KernelTrace:
     ------
     NoGPUError
         There is no CUDA device; `count_launches` needs none.
-    ValueError
-        `warm_up` is below 1.
+    TypeError, ValueError
+        `fn` cannot be called; `warm_up` is no whole number or below 1.
     """
+    _refuse_result(fn, "trace")
+    if isinstance(warm_up, bool) or not isinstance(warm_up, Integral):
+        raise TypeError(f"warm_up counts calls, found {warm_up!r} of type {type(warm_up).__name__}")
     if warm_up < 1:
         raise ValueError(f"warm_up is at least 1, found {warm_up!r}: a first call differs from later ones")
     require_cuda("trace (count_launches needs none)")
@@ -260,6 +264,14 @@ def trace(fn: Callable[..., Any], *args: Any, warm_up: int = 3) -> KernelTrace:
         profiled.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     return parse_chrome_trace(events, Environment.capture())
+
+
+def _refuse_result(fn: object, who: str) -> None:
+    if not callable(fn):
+        raise TypeError(
+            f"{who} calls a function itself, found {type(fn).__name__}: pass torch.matmul and its arguments, "
+            "or lambda: x @ x, not the result"
+        )
 
 
 _MARK = "gpucourse.trace"
@@ -399,8 +411,22 @@ def count_launches(fn: Callable[..., Any], *args: Any) -> LaunchCount:
     LaunchCount
         Counted below autograd, so a backward pass inside `fn` is included. An operation may launch several
         kernels, or a fused one may stand for several: on a GPU, `trace` shows which.
+
+    Raises
+    ------
+    TypeError
+        `fn` cannot be called.
+    ModuleNotFoundError
+        torch is not installed.
     """
-    import torch
+    _refuse_result(fn, "count_launches")
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"count_launches counts torch's operations: {error}. Install torch (a CPU build is enough).",
+            name=error.name,
+        ) from error
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 

@@ -188,7 +188,7 @@ def _first(values: NDArray[Any], where: NDArray[np.bool_]) -> str:
     return repr(values[where].flat[0].item() if values.ndim else values.item())
 
 
-def _is_finite_number(value: float) -> bool:
+def _is_finite_number(value: Any) -> bool:
     try:
         return math.isfinite(value)
     except OverflowError:  # an integer beyond all floats

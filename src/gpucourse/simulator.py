@@ -25,7 +25,8 @@ import dataclasses
 import heapq
 import math
 from collections.abc import Iterator
-from typing import Literal
+from numbers import Integral, Real
+from typing import Any, Literal
 
 __all__ = ["Kernel", "SimulatedDevice", "SimulatedEvent", "SimulatedStream", "Span"]
 
@@ -224,16 +225,17 @@ class SimulatedDevice:
         queue_depth: int = 1024,
         keep_history: bool = True,
     ) -> None:
-        if isinstance(queue_depth, bool) or not isinstance(queue_depth, int):
-            raise TypeError(f"queue_depth is a {type(queue_depth).__name__}: a positive integer is wanted")
-        if queue_depth < 1:
-            raise ValueError(f"queue_depth is {queue_depth}: a positive integer is wanted")
+        depth: object = queue_depth  # numpy's integers are good ones, too
+        if isinstance(depth, bool) or not isinstance(depth, Integral):
+            raise TypeError(f"queue_depth is a {type(depth).__name__}: a positive integer is wanted")
+        if depth < 1:
+            raise ValueError(f"queue_depth is {depth}: a positive integer is wanted")
         self._launch_ns = _nanoseconds(launch_us, "launch_us")
         self._record_ns = _nanoseconds(record_us, "record_us")
         self._latency_ns = _nanoseconds(latency_us, "latency_us")
         self._synchronize_ns = _nanoseconds(synchronize_us, "synchronize_us")
         self._first_launch_ns = _nanoseconds(first_launch_us, "first_launch_us")
-        self._depth = queue_depth
+        self._depth = int(queue_depth)
         self._now_ns = 0
         self._pending: list[int] = []  # a heap of the instants at which pending kernels will have ended
         self._seen: set[str] = set()
@@ -387,9 +389,13 @@ class SimulatedDevice:
             raise ValueError(f"{thing!r} belongs to another simulated device")
 
 
-def _nanoseconds(us: float, what: str) -> int:
-    if isinstance(us, bool) or not isinstance(us, int | float):
+def _nanoseconds(us: Any, what: str) -> int:
+    if isinstance(us, bool) or not isinstance(us, Real):
         raise TypeError(f"{what} is a {type(us).__name__}: a time in µs is a number")
-    if not math.isfinite(us) or us < 0:
-        raise ValueError(f"{what} is {us}: a time in µs is finite and not negative")
-    return round(us * 1000)
+    try:
+        time_us = float(us)  # numpy's narrow integers would wrap round
+    except OverflowError:  # an integer beyond all floats
+        time_us = math.inf
+    if not math.isfinite(time_us * 1000) or time_us < 0:
+        raise ValueError(f"{what} is {time_us}: a time in µs is finite and not negative")
+    return round(time_us * 1000)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,8 +54,7 @@ def __getattr__(name: str) -> Any:
 
 def _scaled(value: float, unit: str, prefixes: tuple[tuple[float, str], ...]) -> str:
     """Write `value` with the largest prefix that leaves at least 1 in front of it, three digits or so."""
-    if isinstance(value, bool) or not math.isfinite(value):
-        raise ValueError(f"cannot write {value!r} in {unit}: it is not a finite number")
+    value = _finite(value, unit)
     if value == 0:
         return f"0 {unit}"
     for index, (scale, prefix) in enumerate(prefixes):
@@ -63,6 +63,23 @@ def _scaled(value: float, unit: str, prefixes: tuple[tuple[float, str], ...]) ->
         if abs(number) >= 0.99995 or index == len(prefixes) - 1:
             return f"{_three_digits(number)} {prefix}{unit}"
     raise AssertionError("no prefixes")
+
+
+def _finite(value: Any, unit: str) -> float:
+    """Read a plain finite number as a float; Python's own refusals say neither what for nor what is wanted."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        # A bool, numpy's too, text, an array, a quantity with a unit: nothing of these is an amount.
+        kind = ValueError if type(value).__name__ in ("bool", "bool_") else TypeError
+        raise kind(
+            f"cannot write {value!r} in {unit}: it is not a finite number but a {type(value).__name__}"
+        )
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"cannot write {number} in {unit}: it is not a finite number")
+    return number
 
 
 def _three_digits(number: float) -> str:
@@ -86,13 +103,16 @@ def format_bytes(n: float) -> str:
     ------
     ValueError
         `n` is NaN, infinite or a bool.
+    TypeError
+        `n` is no plain number: text, an array, a quantity with a unit.
 
     Examples
     --------
     >>> format_bytes(512), format_bytes(33_554_432), format_bytes(-300e6)
     ('512 B', '33.6 MB', '-300.0 MB')
     """
-    if not isinstance(n, bool) and math.isfinite(n) and abs(n) < 999.95:
+    n = _finite(n, "B")
+    if abs(n) < 999.95:
         return f"{n:.0f} B" if n == int(n) else f"{n:.1f} B"
     return _scaled(n, "B", _SI)
 
@@ -109,14 +129,15 @@ def format_time_ms(ms: float) -> str:
     ------
     ValueError
         `ms` is NaN, infinite or a bool.
+    TypeError
+        `ms` is no plain number: text, an array, a quantity with a unit.
 
     Examples
     --------
     >>> format_time_ms(0.0237), format_time_ms(304.5), format_time_ms(28_800_000)
     ('23.7 µs', '304.5 ms', '28,800 s')
     """
-    seconds = ms if isinstance(ms, bool) else ms / 1e3
-    return _scaled(seconds, "s", ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n")))
+    return _scaled(_finite(ms, "ms") / 1e3, "s", ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n")))
 
 
 def format_rate(flops_per_s: float) -> str:
@@ -131,6 +152,8 @@ def format_rate(flops_per_s: float) -> str:
     ------
     ValueError
         The rate is NaN, infinite or a bool.
+    TypeError
+        It is no plain number: text, an array, a quantity with a unit.
 
     Examples
     --------
@@ -152,6 +175,8 @@ def format_bandwidth(bytes_per_s: float) -> str:
     ------
     ValueError
         The rate is NaN, infinite or a bool.
+    TypeError
+        It is no plain number: text, an array, a quantity with a unit.
 
     Examples
     --------
