@@ -48,7 +48,7 @@ lint: environment ## formatting, style and types
 	$(RUN) -m mypy
 
 lab: environment ## open the chapters as notebooks in JupyterLab, in the folder lab (LAB_ARGS=...)
-	@$(RUN) tools/lab.py --lab-args "$(LAB_ARGS)"
+	@$(RUN) tools/lab.py --lab-args="$(LAB_ARGS)"
 
 record: environment ## measure every recording of the book anew: needs a CUDA GPU (RECORD_ARGS=...)
 	@.venv/bin/gpucourse record $(RECORD_ARGS)
