@@ -9,6 +9,7 @@ import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -590,3 +591,36 @@ def test_the_bars_stand_out_on_the_light_and_the_dark_page(ground: str) -> None:
     for _, _, colour in core._FACES.values():
         low, high = sorted((luminance(colour), luminance(ground)))
         assert (high + 0.05) / (low + 0.05) >= 3
+
+
+class _Unreadable:
+    """Ends the program whenever it is asked for anything, its type's name included."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise SystemExit(name)
+
+    def __call__(self, *_: Any) -> Any:
+        return self
+
+
+@pytest.mark.parametrize("identifier", core.ids())
+@pytest.mark.parametrize("returned", [False, True])
+def test_an_object_that_ends_the_program_when_it_is_asked_what_it_is_gets_a_verdict(
+    identifier: str, returned: bool
+) -> None:
+    answer = _Unreadable()  # not a parameter: pytest asks its parameters for their names
+    assert check(identifier, (lambda *_: answer) if returned else answer).status == "wrong"
+
+
+def test_where_the_check_itself_needs_torch_the_learner_is_not_blamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    verdict = check("kernels.launch_counter", lambda fn, *args: (1, 2))
+    assert verdict.status == "unanswered"
+    assert verdict.message == "It cannot be judged here: this check needs torch, which is not installed."
+
+
+def test_a_seed_that_is_none_is_the_callers_fault_and_not_the_answers() -> None:
+    with pytest.raises(TypeError, match="SeedSequence"):
+        check("kernels.waves", lambda *_: 1, seed="a")  # type: ignore[arg-type]

@@ -351,3 +351,13 @@ def test_a_cap_of_24e9_bytes_refuses_the_last_of_24_tensors_of_1e9() -> None:
         "reserved by PyTorch but unallocated",
     ):
         assert said in cap["message"]
+
+
+def test_amounts_beyond_all_floats_are_told_in_words_that_hold() -> None:
+    assert MemoryLedger().verdict(10**400).startswith("over the budget by about 1e399 GB: block 1")
+    assert MemoryLedger().verdict(10**30).startswith("over the budget by 3.40e29 GB: block 1")
+    for sign, shown in ((1, "inf"), (-1, "-inf")):
+        with pytest.raises(LedgerValueError, match=f"fixed_gb must be finite, found {shown}: give"):
+            MemoryLedger(fixed_gb=sign * 10**5000)
+    with pytest.raises(NegativeMicrobatchError, match="found about -1e5000: it counts"):
+        MemoryLedger().total_gb(-(10**5000))

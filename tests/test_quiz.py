@@ -208,3 +208,22 @@ def test_the_same_file_gives_the_same_form() -> None:
 )
 def test_the_score_is_said_in_words(right: int, said: str) -> None:
     assert said in quiz._score(right, 5, 4)
+
+
+@pytest.mark.parametrize(("text", "key"), [(b"title = 1", "draft"), (None, "draft"), ("title = 1", 3)])
+def test_what_is_no_text_is_no_quiz(text, key):
+    with pytest.raises(QuizError, match="a quiz is read from text under a key that is text; found"):
+        Quiz.from_toml(text, key)
+
+
+def test_a_quiz_nested_beyond_reading_is_no_toml():
+    with pytest.raises(QuizError, match="is not TOML"):
+        Quiz.from_toml("a = " + "[" * 100_000)
+
+
+def test_a_quiz_file_that_is_not_utf8_is_named(tmp_path, monkeypatch):
+    (tmp_path / "quizzes").mkdir()
+    (tmp_path / "quizzes" / "latin.toml").write_bytes("title = 'µ'".encode("latin-1"))
+    monkeypatch.setattr(quiz.resources, "files", lambda _package: tmp_path)
+    with pytest.raises(QuizError, match=r"quizzes/latin\.toml is not UTF-8 text"):
+        Quiz("latin")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from typing import Any
 
 import ipywidgets
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -290,7 +294,7 @@ def test_no_control_is_shown_that_has_one_value() -> None:
         ({"microbatches": [0.5, 1.5], "start": 0.5}, ControlError, "evenly spaced integers"),
         ({"fixed_gb": (-1.0,)}, LedgerValueError, "fixed_gb must not be negative, found -1"),
         ({"reserve": (1.0,)}, LedgerValueError, r"found 1: write 10 % as 0\.10"),
-        ({"device_gb": ("big",)}, ValueError, "could not convert"),
+        ({"device_gb": ("big",)}, ControlError, "must be a plain number, found 'big'"),
     ],
 )
 def test_a_lab_that_cannot_be_shown_says_why(
@@ -452,3 +456,77 @@ def test_a_frame_that_is_no_text_is_refused() -> None:
 )
 def test_only_evenly_spaced_whole_numbers_make_a_slider(values: Any, slides: bool) -> None:
     assert Control(name="n", label="N", values=values, start=next(iter(values))).slides is slides
+
+
+# --- what cannot be a control ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": 3}, "must be a Python identifier, found 3"),
+        ({"name": "class"}, "must be a Python identifier, found 'class'"),
+        ({"name": "each"}, "cannot be named 'each'"),
+        ({"label": None}, "has no label"),
+        ({"show": 3}, "shows values by 3, which cannot be called"),
+        ({"values": 5}, r"needs several values, such as \(12, 24, 48\), found 5"),
+        ({"values": "abc", "start": "a"}, "needs several values, .* found 'abc'"),
+        ({"values": itertools.count()}, "has more than 1000 values"),
+        ({"values": range(10**12)}, "has more than 1000 values"),
+        ({"values": [np.array([1, 2]), np.array([1, 3])]}, "must be one thing, found array"),
+        ({"start": True}, "starts at True, which is none of its values"),
+    ],
+)
+def test_a_control_of_another_kind_is_refused_by_name(change: dict[str, Any], said: str) -> None:
+    good = {"name": "width", "label": "Width (m)", "values": (1, 2, 3), "start": 1}
+    with pytest.raises(ControlError, match=said):
+        Control(**(good | change))
+
+
+def test_a_grid_refuses_what_would_never_end() -> None:
+    far = Control(name="far", label="Far", values=(0, 500_000), start=0)
+    with pytest.raises(ControlError, match="'far' slides up to 500,000"):
+        frame_grid(lambda each: each(str), [far])
+    many = [Control(name=f"c{k}", label="C", values=range(50), start=0) for k in range(4)]
+    with pytest.raises(ControlError, match="125,000 combinations besides the first"):
+        frame_grid(lambda each, **_: each(str), many)
+
+
+def test_a_grid_of_other_things_than_controls_is_refused() -> None:
+    one = Control(name="one", label="One", values=(1, 2), start=1)
+    for controls, found in ((one, "found Control"), (None, "found NoneType"), ([3], "found 3 in it")):
+        with pytest.raises(ControlError, match=f"must be a list of Control, {found}"):
+            frame_grid(lambda each: each(str), controls)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="render must be a function that returns HTML, found str"):
+        frame_grid("<p></p>", [one])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["activations_gb_per_sample", "fixed_gb", "device_gb", "reserve"])
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (24, r"lists the steps of its control, such as \(12, 24, 48\), or \(\) for none; found 24"),
+        ("24", "lists the steps of its control, .* found '24'"),
+        (("24",), "must be a plain number, found '24'"),
+        ((None,), "must be a plain number, found None"),
+        ((True,), "must be a plain number, found True"),
+    ],
+)
+def test_steps_of_an_assumption_are_a_list_of_numbers(name: str, steps: Any, said: str) -> None:
+    with pytest.raises(ControlError, match=said):
+        memory_lab(**{name: steps})
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1])
+def test_a_step_that_no_ledger_can_have_is_refused_before_anything_is_drawn(bad: float) -> None:
+    with pytest.raises(LedgerValueError, match="device_gb must"):
+        memory_lab(device_gb=(24, bad))
+
+
+def test_without_ipywidgets_it_says_what_to_install_and_what_works_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    monkeypatch.delitem(sys.modules, "gpucourse.widgets")
+    with pytest.raises(ModuleNotFoundError, match=r"sliders need ipywidgets.*pip install.*MemoryLedger\(\)"):
+        importlib.import_module("gpucourse.widgets")

@@ -86,15 +86,25 @@ def _number(value: object, name: str, example: str) -> float:
         )
     try:
         number = float(value)
-    except OverflowError:
-        number = math.inf
+    except OverflowError:  # an integer beyond all floats, perhaps too long to be written
+        number = -math.inf if value < 0 else math.inf
     if not math.isfinite(number):
-        raise LedgerValueError(f"{name} must be finite, found {value!r}: give a number such as {example}")
+        raise LedgerValueError(f"{name} must be finite, found {number}: give a number such as {example}")
     return number + 0.0  # -0.0 becomes 0.0
+
+
+def _shown(count: int) -> str:
+    """Write an integer, a long one by its power of ten."""
+    if abs(count) < 10**18:
+        return str(count)
+    sign, power = "-" if count < 0 else "", math.floor(math.log10(abs(count)))
+    return f"{sign}{abs(count) / 10**power:.2f}e{power}" if power < 300 else f"about {sign}1e{power}"
 
 
 def _format_gb(gb: Fraction) -> str:
     """Two decimals in GB; smaller units where those would round a real amount to nothing."""
+    if gb >= 10**15:  # beyond all memory, and perhaps beyond all floats
+        return f"{_shown(round(gb))} GB"
     if gb == 0 or gb >= Fraction(5, 1000):
         return f"{_to_float(gb):.2f} GB"
     for unit, per_gb in (("MB", 10**3), ("kB", 10**6)):
@@ -318,7 +328,7 @@ class MemoryLedger:
         count = int(microbatch)
         if count < 0:
             raise NegativeMicrobatchError(
-                f"microbatch must be 0 or more, found {count}: it counts samples in one pass"
+                f"microbatch must be 0 or more, found {_shown(count)}: it counts samples in one pass"
             )
         return count * _exact(self.activations_gb_per_sample)
 

@@ -97,7 +97,13 @@ class Quiz:
         known = sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".toml"))
         if key not in known:
             raise UnknownQuizError(f"no quiz is called {key!r}; there are: {', '.join(known) or 'none'}")
-        self._fill(key, (folder / f"{key}.toml").read_text(encoding="utf-8"))
+        try:
+            text = (folder / f"{key}.toml").read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise QuizError(
+                f"quizzes/{key}.toml is not UTF-8 text ({error.reason}): save it as such"
+            ) from None
+        self._fill(key, text)
 
     def _fill(self, key: str, text: str) -> None:
         content = _parse(text, f"quizzes/{key}.toml")
@@ -112,6 +118,11 @@ class Quiz:
         QuizError
             If the text does not hold a quiz.
         """
+        if not isinstance(text, str) or not isinstance(key, str):
+            raise QuizError(
+                f"a quiz is read from text under a key that is text; found {type(text).__name__} and "
+                f"{type(key).__name__}"
+            )
         quiz = cls.__new__(cls)
         quiz._fill(key, text)
         return quiz
@@ -226,7 +237,7 @@ def _inline(text: str) -> str:
 def _parse(text: str, file: str) -> _Content:
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise QuizError(f"{file} is not TOML: {error}") from None
     _only(data, {"title", "question"}, file)
     title = _words(data, "title", file)

@@ -18,10 +18,18 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral
+from keyword import iskeyword
+from numbers import Integral, Real
 from typing import Any, Protocol
 
-import ipywidgets
+try:
+    import ipywidgets
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"sliders need ipywidgets: {error}. Run `pip install 'ipywidgets>=8.1'` in the notebook's "
+        "environment; the ledger itself works without: gpucourse.memory_ledger.MemoryLedger().",
+        name=error.name,
+    ) from error
 
 from gpucourse.html import Raw, table
 from gpucourse.memory_ledger import (
@@ -32,6 +40,16 @@ from gpucourse.memory_ledger import (
 )
 
 __all__ = ["Control", "ControlError", "Each", "FrameGrid", "Render", "frame_grid", "memory_lab"]
+
+
+MOST_VALUES = 1_000
+"""Most values of one control: each is compared with each, and the first control's each have a style sheet."""
+
+MOST_POSITIONS = 10_000
+"""Highest value of a slider, which hands over its value and so needs a place for every integer below it."""
+
+MOST_FRAMES = 2_000
+"""Most combinations of the controls besides the first: a page with so many takes seconds to come alive."""
 
 
 class ControlError(ValueError):
@@ -93,19 +111,37 @@ class Control:
     show: Callable[[Any], str] = str
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier():
+        if not isinstance(self.name, str) or not self.name.isidentifier() or iskeyword(self.name):
             raise ControlError(f"a control's name must be a Python identifier, found {self.name!r}")
-        if not self.label.strip():
+        if self.name == "each":
+            raise ControlError(
+                "a control cannot be named 'each': render gets its first argument by that name"
+            )
+        if not isinstance(self.label, str) or not self.label.strip():
             raise ControlError(f"control {self.name!r} has no label: say what it changes, with its unit")
-        object.__setattr__(self, "values", tuple(self.values))
+        if not callable(self.show):
+            raise ControlError(f"control {self.name!r} shows values by {self.show!r}, which cannot be called")
+        if isinstance(self.values, str | bytes) or not isinstance(self.values, Iterable):
+            raise ControlError(
+                f"control {self.name!r} needs several values, such as (12, 24, 48), found {self.values!r}"
+            )
+        # One more than are allowed tells enough: an endless one is never walked to its end.
+        object.__setattr__(self, "values", tuple(itertools.islice(self.values, MOST_VALUES + 1)))
+        if len(self.values) > MOST_VALUES:
+            raise ControlError(
+                f"control {self.name!r} has more than {MOST_VALUES} values, and every one is rendered: "
+                "take larger steps"
+            )
         if len(self.values) < 2:
             raise ControlError(
                 f"control {self.name!r} has {len(self.values)} value(s), so it could move nothing: "
                 "give two or more, or leave it out"
             )
-        if any(a == b for a, b in itertools.combinations(self.values, 2)):
+        if any(_equal(a, b) for a, b in itertools.combinations(self.values, 2)):
             raise ControlError(f"control {self.name!r} has a value twice: {list(self.values)!r}")
-        if self.start not in self.values:
+        if isinstance(self.start, bool) != any(isinstance(value, bool) for value in self.values) or (
+            self.start not in self.values
+        ):
             raise ControlError(
                 f"control {self.name!r} starts at {self.start!r}, which is none of its values "
                 f"({self.values[0]!r} … {self.values[-1]!r})"
@@ -124,6 +160,13 @@ class Control:
             return False
         steps = {int(b) - int(a) for a, b in itertools.pairwise(values)}
         return len(steps) == 1 and steps.pop() > 0
+
+
+def _equal(a: object, b: object) -> bool:
+    try:
+        return bool(a == b)
+    except ValueError as error:  # arrays: equal here and there is neither yes nor no
+        raise ControlError(f"a value of a control must be one thing, found {a!r}: {error}") from error
 
 
 class FrameGrid(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
@@ -196,13 +239,31 @@ def frame_grid(render: Render, controls: Sequence[Control], *, css: str = "") ->
     >>> grid.first_frame
     '<p>1.0 m²</p>'
     """
+    if not callable(render):
+        raise TypeError(f"render must be a function that returns HTML, found {type(render).__name__}")
+    if isinstance(controls, Control) or not isinstance(controls, Iterable):
+        raise ControlError(f"controls must be a list of Control, found {type(controls).__name__}")
     controls = list(controls)
     if not controls:
         raise ControlError("a grid of frames needs at least one control")
+    for control in controls:
+        if not isinstance(control, Control):
+            raise ControlError(f"controls must be a list of Control, found {control!r} in it")
+        if control.slides and control.values[-1] > MOST_POSITIONS:
+            raise ControlError(
+                f"control {control.name!r} slides up to {control.values[-1]:,}, and each integer on the way "
+                f"costs a place in the page; {MOST_POSITIONS:,} are the most: count in larger units"
+            )
     names = [control.name for control in controls]
     if len(set(names)) != len(names):
         raise ControlError(f"two controls have one name: {', '.join(names)}")
     first, *rest = controls
+    frames_wanted = math.prod(len(control.values) for control in rest)
+    if frames_wanted > MOST_FRAMES:
+        raise ControlError(
+            f"these controls have {frames_wanted:,} combinations besides the first, and every one is rendered; "
+            f"at most {MOST_FRAMES:,} are: give fewer values, or put the longest control first"
+        )
 
     leaves, varies = _render_leaves(render, first, rest)
     _refuse_idle_controls(controls, leaves, varies)
@@ -492,7 +553,7 @@ def memory_lab(
     controls = [first]
     for name, value in given.items():
         chosen = asked[name]
-        steps = sorted({*(usual[name] if chosen is None else map(float, chosen)), value})
+        steps = sorted({*(usual[name] if chosen is None else _amounts(name, chosen)), value})
         if len(steps) > 1:
             controls.append(
                 Control(name=name, label=labels[name], values=steps, start=value, show=_shown(name, value))
@@ -502,6 +563,20 @@ def memory_lab(
         return _memory_frame(each, MemoryLedger(**(given | assumed)), first.values)
 
     return frame_grid(render, controls, css=_MEMORY_CSS)
+
+
+def _amounts(name: str, chosen: Any) -> list[float]:
+    """Read the steps of an assumption; a ledger refuses the amounts that none can have."""
+    if isinstance(chosen, str | bytes) or not isinstance(chosen, Iterable):
+        raise ControlError(
+            f"{name} lists the steps of its control, such as (12, 24, 48), or () for none; found {chosen!r}"
+        )
+    steps = list(chosen)
+    for step in steps:
+        if isinstance(step, bool) or not isinstance(step, Real):
+            raise ControlError(f"a step of {name} must be a plain number, found {step!r}")
+        MemoryLedger(**{name: float(step)})
+    return [float(step) for step in steps]
 
 
 def _shown(name: str, given: float) -> Callable[[float], str]:

@@ -178,11 +178,11 @@ def check(identifier: str, answer: Any, *, seed: int | None = None) -> Verdict:
     TypeError
         If the id is no text, or the checker (a fault of the book's) returned something other than text.
     """
-    checker = _find(identifier)
+    checker, rng = _find(identifier), np.random.default_rng(seed)
     token = _has_answered.set(False)
     try:
         _look_for_placeholders(answer)
-        praise = checker(answer, np.random.default_rng(seed))
+        praise = checker(answer, rng)
     except _Unanswered as blank:
         return Verdict(checkpoint=identifier, status="unanswered", message=_text(blank))
     except Wrong as slip:
@@ -190,11 +190,17 @@ def check(identifier: str, answer: Any, *, seed: int | None = None) -> Verdict:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # an object that breaks the reading of it is a wrong answer, not a crash
-        return Verdict(
-            checkpoint=identifier,
-            status="wrong",
-            message=f"The answer, {_kind(answer)}, could not be read: {type(error).__name__}: {_text(error)}",
-        )
+        # What a learner's function raises is `Wrong` by now, so a module that is missing is the checker's.
+        if type(error) is ModuleNotFoundError and isinstance(error.name, str):
+            found = f"It cannot be judged here: this check needs {error.name}, which is not installed."
+            return Verdict(checkpoint=identifier, status="unanswered", message=found)
+        try:
+            found = f"The answer, {_kind(answer)}, could not be read: {type(error).__name__}: {_text(error)}"
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # nor may it break the telling
+            found = "The answer could not be read: asked for its type or its text, it fails."
+        return Verdict(checkpoint=identifier, status="wrong", message=found)
     finally:
         _has_answered.reset(token)
     if praise is not None and type(praise) is not str:
