@@ -97,6 +97,16 @@ def test_every_link_within_the_site_leads_somewhere(open_page: OpenPage, site: P
     assert missing == []
 
 
+@pytest.mark.parametrize("path", PAGES)
+def test_a_wide_equation_shows_its_beginning_first(open_page: OpenPage, path: str) -> None:
+    page = open_page(path, width=NARROW)
+    begins = page.locator("div.math").evaluate_all(
+        """boxes => boxes.map(box => [box.getBoundingClientRect().left,
+            box.querySelector("mjx-math").getBoundingClientRect().left])"""
+    )
+    assert [pair for pair in begins if pair[1] < pair[0]] == []
+
+
 def test_search_finds_a_page(open_page: OpenPage) -> None:
     page = open_page("search.html?q=kernel")
     page.wait_for_selector("#search-results li a")
