@@ -115,8 +115,12 @@ def warm_up_fonts(environment: dict[str, str]) -> None:
     subprocess.run(command, env=environment, check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def run_jupyter_book(root: Path, scratch: Path, environment: dict[str, str]) -> list[str]:
-    """Render the whole book into ``scratch``; return what is wrong with it, an empty list if nothing."""
+def run_jupyter_book(root: Path, scratch: Path, environment: dict[str, str], lock: int) -> list[str]:
+    """Render the whole book into ``scratch``; return what is wrong with it, an empty list if nothing.
+
+    Jupyter Book holds the lock (a file descriptor), too: where this process is killed, it goes on for a while, and
+    the next build must not write beside it.
+    """
     command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", str(root)]
     command += ["--path-output", str(scratch), "-W", "-n", "--keep-going"]
     wrong: list[str] = []
@@ -129,6 +133,7 @@ def run_jupyter_book(root: Path, scratch: Path, environment: dict[str, str]) -> 
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        pass_fds=(lock,),
     ) as process:
         assert process.stdout is not None
         echo = True
@@ -166,6 +171,14 @@ def publish(rendered: Path, site: Path) -> None:
     new.rename(site)
 
 
+def remembered(state: Path) -> object:
+    """Return the checksums of the last good build; None where there are none, or a full disk cut them short."""
+    try:
+        return json.loads(state.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
 def build(root: Path, *, force: bool = False) -> bool:
     """Build the book of the tree ``root``; return whether there was anything to do.
 
@@ -178,20 +191,23 @@ def build(root: Path, *, force: bool = False) -> bool:
     site, state, scratch = output / "html", output / "state.json", output / "work"
     output.mkdir(exist_ok=True)
     with open(output / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two builds of one tree would write over each other
-        digests = input_digests(root)
-        before = json.loads(state.read_text()) if state.is_file() else {}
-        if not force and before == digests and (site / "index.html").is_file():
-            return False
-        if not (root / "book" / "vendor" / "stamp").is_file():
-            raise BuildError("book/vendor has no scripts: run `make book`, which fetches them first")
-        state.unlink(missing_ok=True)
         try:
-            rendered = render(root, scratch, digests["code"], force=force)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # two builds of one tree would write over each other
+            print("another build of this tree is running; waiting for its end", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        digests = input_digests(root)
+        if not force and remembered(state) == digests and (site / "index.html").is_file():
+            return False
+        try:
+            state.unlink(missing_ok=True)
+            if not (root / "book" / "vendor" / "stamp").is_file():
+                raise BuildError("book/vendor has no scripts: run `make book`, which fetches them first")
+            rendered = render(root, scratch, digests["code"], lock.fileno(), force=force)
+            publish(rendered, site)
         except BaseException:
             shutil.rmtree(site, ignore_errors=True)
             raise
-        publish(rendered, site)
         if input_digests(root) == digests:
             state.write_text(json.dumps(digests) + "\n")
         else:
@@ -202,7 +218,7 @@ def build(root: Path, *, force: bool = False) -> bool:
     return True
 
 
-def render(root: Path, scratch: Path, code: str, *, force: bool) -> Path:
+def render(root: Path, scratch: Path, code: str, lock: int, *, force: bool) -> Path:
     """Render into ``scratch`` and return the pages' folder; executed pages of the same code are reused."""
     inner = scratch / "_build"
     executed, key = inner / ".jupyter_cache", scratch / "executed-with"
@@ -215,7 +231,7 @@ def render(root: Path, scratch: Path, code: str, *, force: bool) -> Path:
     key.write_text(code)
     environment = kernel_environment(root, scratch)
     warm_up_fonts(environment)
-    wrong = run_jupyter_book(root, scratch, environment)
+    wrong = run_jupyter_book(root, scratch, environment, lock)
     if wrong:
         listed = "\n".join(f"  {line}" for line in wrong[:40])
         raise BuildError(f"the book has {len(wrong)} fault(s); the full text is above\n{listed}")
@@ -232,10 +248,10 @@ def main() -> int:
     start = time.monotonic()
     try:
         done = build(root, force=arguments.force)
-    except BuildError as error:
-        print(
-            f"error: {error}\nNo site: _build/html was removed, for it would be out of date.", file=sys.stderr
-        )
+    except (BuildError, OSError, subprocess.SubprocessError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        if not (root / "_build" / "html").exists():
+            print("No site: _build/html was removed, for it would be out of date.", file=sys.stderr)
         return 1
     seconds = time.monotonic() - start
     site = root / "_build" / "html" / "index.html"

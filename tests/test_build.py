@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -216,3 +221,92 @@ def test_the_inputs_are_every_source_and_nothing_that_is_built_or_fetched() -> N
     assert {"book/assets/course.css", "book/_templates/theme-switcher.html", "book/index.md"} <= found
     assert not [name for name in found if "__pycache__" in name or name.startswith("_build")]
     assert not [name for name in found if name.startswith("book/vendor") and not name.endswith("stamp")]
+
+
+# --- disks and kills ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", ["", '{"code": ', "\0\0\0", None])
+def test_a_state_that_a_full_disk_cut_short_only_means_a_new_build(tmp_path: Path, left: str | None) -> None:
+    state = tmp_path / "state.json"
+    if left is not None:
+        state.write_text(left)
+    assert book_build.remembered(state) is None
+    state.write_text('{"code": "1"}')
+    assert book_build.remembered(state) == {"code": "1"}
+
+
+def an_old_site(root: Path) -> Path:
+    site = root / "_build" / "html"
+    site.mkdir(parents=True)
+    (site / "index.html").write_text("an old page")
+    (root / "book" / "vendor").mkdir(parents=True)
+    (root / "book" / "vendor" / "stamp").write_text("")
+    return site
+
+
+def test_a_disk_that_is_full_when_the_site_is_put_in_place_leaves_no_old_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = an_old_site(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(book_build, "render", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(book_build, "publish", full)
+    monkeypatch.setattr(sys, "argv", ["build.py", "--root", str(tmp_path)])
+    assert book_build.main() == 1
+    said = capsys.readouterr().err
+    assert "error: [Errno 28] No space left on device" in said
+    assert "No site: _build/html was removed" in said
+    assert not site.exists()
+
+
+def test_what_hinders_a_build_before_it_begins_is_said_and_no_site_is_called_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = an_old_site(tmp_path)
+    (tmp_path / "_build" / ".lock").mkdir()
+    monkeypatch.setattr(sys, "argv", ["build.py", "--root", str(tmp_path)])
+    assert book_build.main() == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: [Errno 21] Is a directory")
+    assert "removed" not in said
+    assert site.exists()
+
+
+DRIVER = """
+import fcntl, sys
+from pathlib import Path
+sys.path.insert(0, {book!r})
+import build
+lock = open({lock!r}, "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+build.sys.executable = {renderer!r}
+build.run_jupyter_book(Path({root!r}), Path({root!r}), {{"PATH": "/usr/bin:/bin"}}, lock.fileno())
+"""
+
+
+def test_a_build_that_was_killed_keeps_the_lock_while_its_renderer_still_writes(tmp_path: Path) -> None:
+    lock, started, renderer = tmp_path / "lock", tmp_path / "started", tmp_path / "renderer"
+    renderer.write_text(
+        f"#!/bin/sh\necho $$ > {started}.part && mv {started}.part {started}\nexec sleep 60\n"
+    )
+    renderer.chmod(0o755)
+    code = DRIVER.format(book=str(ROOT / "book"), lock=str(lock), renderer=str(renderer), root=str(tmp_path))
+    driver = subprocess.Popen([sys.executable, "-c", code])
+    end = time.monotonic() + 60
+    while not started.exists():
+        assert driver.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    driver.kill()
+    driver.wait()
+    with open(lock, "w") as again:
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.kill(int(started.read_text()), signal.SIGKILL)
+        fcntl.flock(again, fcntl.LOCK_EX)  # free at once when the renderer is gone, or this would hang

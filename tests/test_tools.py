@@ -15,6 +15,7 @@ import sys
 import tarfile
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -137,6 +138,27 @@ def test_an_environment_that_cannot_be_completed_leaves_the_old_one_whole(
     assert list((tree / "_build").iterdir()) == [], "the half-made one was left behind"
 
 
+def test_what_a_killed_make_left_is_removed_and_an_environment_without_its_python_is_made_anew(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tree / "_build" / "environment-abc" / "environment" / "bin"
+    left.mkdir(parents=True)
+    final = tree / ".venv"
+    final.mkdir()
+    (final / "stamp").write_text(environment.environment_stamp(tree))
+    (final / "package-stamp").write_text(environment.package_stamp(tree))
+    made: list[Path] = []
+    monkeypatch.setattr(environment, "make", lambda _root, place: made.append(place))
+    monkeypatch.setattr(environment, "__file__", str(tree / "tools" / "environment.py"))
+    assert environment.main() == 0
+    assert made == [final], "its stamp says that it is complete, but it has no Python"
+    assert not (tree / "_build" / "environment-abc").exists()
+    (final / "bin").mkdir()
+    (final / "bin" / "python").symlink_to(sys.executable)
+    assert environment.main() == 0
+    assert made == [final], "a whole one is kept"
+
+
 def test_an_environment_is_renewed_when_what_it_is_made_from_changes(tree: Path) -> None:
     stamp = environment.environment_stamp(tree)
     assert environment.environment_stamp(tree) == stamp
@@ -207,6 +229,47 @@ def test_scripts_that_cannot_be_fetched_leave_the_old_ones_whole(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "vendor"]
 
 
+def test_what_a_killed_fetch_left_among_the_sources_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    npm = command(tmp_path / "bin", "npm", "exit 1")
+    monkeypatch.setenv("PATH", f"{npm.parent}{os.pathsep}{os.environ['PATH']}")
+    left = tmp_path / "book" / ".vendor-abc" / "node"
+    left.mkdir(parents=True)
+    (left / "README.md").write_text("# Not a page")
+    with pytest.raises(vendor_tool.VendorError):
+        vendor_tool.fetch(tmp_path / "book" / "vendor")
+    assert list((tmp_path / "book").iterdir()) == []
+
+
+def test_of_two_fetches_at_once_the_second_finds_it_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "book" / "vendor"
+    fetched: list[int] = []
+
+    def fetch(_folder: Path) -> None:
+        fetched.append(1)
+        time.sleep(0.3)
+        folder.mkdir()
+        (folder / "stamp").write_text(vendor_tool.stamp())
+
+    monkeypatch.setattr(vendor_tool, "fetch", fetch)
+    monkeypatch.setattr(sys, "argv", ["vendor.py", "--into", str(folder)])
+    with ThreadPoolExecutor(2) as pool:
+        assert [run.result() for run in [pool.submit(vendor_tool.main) for _ in range(2)]] == [0, 0]
+    assert fetched == [1]
+
+
+def test_scripts_that_cannot_be_written_are_an_error_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "book").write_text("a file where the folder should be")
+    monkeypatch.setattr(sys, "argv", ["vendor.py", "--into", str(tmp_path / "book" / "vendor")])
+    assert vendor_tool.main() == 1
+    assert capsys.readouterr().err.startswith("error: [Errno 17] File exists")
+
+
 def test_scripts_of_another_list_are_fetched_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     stamp = vendor_tool.stamp()
     monkeypatch.setattr(vendor_tool, "PACKAGES", vendor_tool.PACKAGES[:-1])
@@ -257,6 +320,47 @@ def test_a_changed_notebook_is_never_written_over(tmp_path: Path) -> None:
     lab.fill(tmp_path, {"one": "third"})
     assert (tmp_path / "one-updated.ipynb").read_text() == "more work"
     assert (tmp_path / "one-updated-2.ipynb").read_text() == "third"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"null", b"\xff\xfe"])
+def test_a_record_that_cannot_be_read_makes_every_changed_notebook_the_readers(
+    tmp_path: Path, damage: bytes
+) -> None:
+    lab.fill(tmp_path, {"one": "first", "two": "first"})
+    (tmp_path / "one.ipynb").write_text("my work")
+    (tmp_path / lab.RECORD).write_bytes(damage)
+    assert len(lab.fill(tmp_path, {"one": "second", "two": "first"})) == 1
+    assert (tmp_path / "one.ipynb").read_text() == "my work"
+    assert (tmp_path / "one-updated.ipynb").read_text() == "second"
+    assert lab.fill(tmp_path, {"two": "second"}) == [], "the one that was as the book's is known again"
+
+
+def test_a_notebook_in_another_encoding_is_the_readers_too(tmp_path: Path) -> None:
+    lab.fill(tmp_path, {"one": "first"})
+    (tmp_path / "one.ipynb").write_bytes(b"\xff\xfem\x00")
+    (tmp_path / "one-updated.ipynb").write_bytes(b"\xff\xfe")
+    assert len(lab.fill(tmp_path, {"one": "second"})) == 1
+    assert (tmp_path / "one.ipynb").read_bytes() == b"\xff\xfem\x00"
+    assert (tmp_path / "one-updated-2.ipynb").read_text() == "second"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (['--lab-args="open'], "error: LAB_ARGS '\"open' cannot be read: No closing quotation"),
+        (["--folder", "/dev/null/lab"], "error: the notebooks cannot be written: [Errno 20]"),
+    ],
+)
+def test_what_make_lab_cannot_do_is_an_error_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    options: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["lab.py", "--folder", str(tmp_path), "--only-notebooks", *options])
+    assert lab.main() == 1
+    assert capsys.readouterr().err.startswith(said)
 
 
 def test_a_notebook_that_was_there_before_is_the_readers(tmp_path: Path) -> None:

@@ -41,6 +41,17 @@ def says(file: Path, stamp: str) -> bool:
     return file.is_file() and file.read_text(encoding="utf-8").strip() == stamp
 
 
+def runs(final: Path) -> bool:
+    """Tell whether the environment's Python is there; its stamp may outlive it."""
+    return os.access(final / "bin" / "python", os.X_OK)
+
+
+def remove_abandoned(root: Path) -> None:
+    """Remove the half-made environments of makes that were killed, 2 GB each; call it with the lock held."""
+    for left in (root / "_build").glob("environment-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 def run(step: str, command: list[str], root: Path) -> None:
     """Run one step; its output is shown."""
     print(f"environment: {step}", flush=True)
@@ -106,7 +117,8 @@ def main() -> int:
         (root / "_build").mkdir(exist_ok=True)
         with open(root / "_build" / ".environment-lock", "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once: the second waits and finds it done
-            if not says(final / "stamp", environment_stamp(root)):
+            remove_abandoned(root)
+            if not (runs(final) and says(final / "stamp", environment_stamp(root))):
                 make(root, final)
             if not says(final / "package-stamp", package_stamp(root)):
                 install_package(root, final)

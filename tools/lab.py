@@ -19,9 +19,21 @@ sys.path.insert(0, str(ROOT / "book" / "_ext"))
 RECORD = ".from-the-book.json"
 
 
-def checksum(text: str) -> str:
-    """Return the checksum of a notebook's text."""
-    return hashlib.sha256(text.encode()).hexdigest()
+def checksum(content: bytes) -> str:
+    """Return the checksum of a notebook."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def written_before(record: Path) -> dict[str, str]:
+    """Return the checksums of what was written here; none where the record is gone or cannot be read.
+
+    A notebook without one counts as the reader's own, so nothing is lost by a record that is.
+    """
+    try:
+        found = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -37,7 +49,7 @@ def free_name(path: Path, text: str) -> Path:
     number = 1
     while True:
         name = path.with_name(f"{path.stem}-updated{'' if number == 1 else f'-{number}'}{path.suffix}")
-        if not name.exists() or name.read_text(encoding="utf-8") == text:
+        if not name.exists() or name.read_bytes() == text.encode():
             return name
         number += 1
 
@@ -53,15 +65,16 @@ def fill(folder: Path, notebooks: dict[str, str]) -> list[str]:
         The text of each notebook by page, as `clean_notebooks.convert_all` gives it.
     """
     record = folder / RECORD
-    written: dict[str, str] = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+    written = written_before(record)
     told = []
     for page, text in notebooks.items():
         path = folder / f"{page}.ipynb"
-        found = path.read_text(encoding="utf-8") if path.is_file() else None
+        wanted = text.encode()
+        found = path.read_bytes() if path.is_file() else None  # bytes: the reader's may be of any encoding
         if found is None or checksum(found) == written.get(page):
-            if found != text:
+            if found != wanted:
                 write_whole(path, text)
-        elif checksum(text) != written.get(page) and found != text:
+        elif checksum(wanted) != written.get(page) and found != wanted:
             beside = free_name(path, text)
             if not beside.exists():
                 write_whole(beside, text)
@@ -70,7 +83,7 @@ def fill(folder: Path, notebooks: dict[str, str]) -> list[str]:
                 f"the book's newer version is {beside.relative_to(folder)}"
             )
             continue
-        written[page] = checksum(text)
+        written[page] = checksum(wanted)
     write_whole(record, json.dumps(written, indent=1) + "\n")
     return told
 
@@ -90,7 +103,16 @@ def main() -> int:
     if errors:
         print("\n".join(f"error: {error}" for error in errors), file=sys.stderr)
         return 1
-    for line in fill(arguments.folder, notebooks):
+    try:
+        further = shlex.split(arguments.lab_args)
+        told = fill(arguments.folder, notebooks)
+    except ValueError as error:
+        print(f"error: LAB_ARGS {arguments.lab_args!r} cannot be read: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: the notebooks cannot be written: {error}", file=sys.stderr)
+        return 1
+    for line in told:
         print(f"note: {line}")
     print(f"{len(notebooks)} notebooks in {arguments.folder}", flush=True)
     if arguments.only_notebooks:
@@ -98,7 +120,7 @@ def main() -> int:
     # This environment's kernel, whatever other kernels the user has.
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={arguments.folder}"]
-    os.execv(sys.executable, [*command, *shlex.split(arguments.lab_args)])
+    os.execv(sys.executable, [*command, *further])
 
 
 if __name__ == "__main__":

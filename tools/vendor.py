@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import fcntl
 import hashlib
 import json
 import os
@@ -172,7 +173,9 @@ def unpack(archive: Path, package: Package, folder: Path) -> None:
 
 def fetch(folder: Path) -> None:
     """Fill ``folder`` with every package's files, whole or not at all."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    # What a fetch that was killed left lies among the book's sources and may hold pages that look like its own.
+    for left in folder.parent.glob(".vendor-*"):
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".vendor-", dir=folder.parent) as scratch_name:
         scratch = Path(scratch_name)
         npm, environment = npm_command(scratch)
@@ -210,11 +213,16 @@ def main() -> int:
     parser.add_argument("--into", type=Path, default=Path(__file__).resolve().parents[1] / "book" / "vendor")
     folder = parser.parse_args().into
     marker = folder / "stamp"
-    if marker.is_file() and marker.read_text().strip() == stamp():
-        return 0
     try:
-        fetch(folder)
-    except VendorError as error:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once: the second waits and finds it done
+            if not (marker.is_file() and marker.read_text().strip() == stamp()):
+                fetch(folder)
+        finally:
+            os.close(lock)
+    except (VendorError, OSError, tarfile.TarError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
