@@ -21,7 +21,9 @@ from gpucourse.roofline import (
     RooflineInputError,
     RooflineInputs,
     Work,
+    attention_work,
     compute_c12,
+    convolution_work,
     elementwise_work,
     is_finite,
     layer_norm_backward_work,
@@ -29,6 +31,7 @@ from gpucourse.roofline import (
     layer_norm_work,
     linear_backward_work,
     matmul_work,
+    matrix_vector_work,
     measure_roofline,
     softmax_backward_work,
     softmax_steps,
@@ -396,6 +399,121 @@ def test_torchs_own_counter_agrees_on_products():
     with FlopCounterMode(display=False) as counted:
         y.sum().backward()
     assert counted.get_total_flops() == linear_backward_work(33, 65, 17, 4).flops
+
+
+def counted_flops(function, *args, **kwargs):
+    """Count with torch's own counter."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counted:
+        function(*args, **kwargs)
+    return counted.get_total_flops()
+
+
+def test_attention_by_hand_on_an_odd_shape():
+    work = attention_work(2, 3, 5, 7, 2)
+    assert work.flops == 2 * 3 * (2 * 5 * 5 * 7 + 2 * 5 * 5 * 7)
+    assert work.bytes == 4 * (2 * 3 * 5 * 7) * 2
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 5), (9, 4), (4, 9), (1, 33)])
+def test_causal_attention_counts_the_pairs_that_torchs_mask_leaves(queries, keys):
+    torch = pytest.importorskip("torch")
+    pairs = int(torch.ones(queries, keys).tril().sum())
+    work = attention_work(2, 3, queries, 7, 4, keys=keys, causal=True)
+    assert work.flops == 4 * 2 * 3 * 7 * pairs
+    # The mask that is counted is the one that torch applies: its output is that of the pairs left.
+    q, k, v = torch.randn(1, 1, queries, 7), torch.randn(1, 1, keys, 7), torch.randn(1, 1, keys, 7)
+    scores = (q @ k.mT / 7**0.5).masked_fill(~torch.ones(queries, keys).tril().bool(), -math.inf)
+    found = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(found, scores.softmax(-1) @ v)
+
+
+def test_heads_that_share_keys_move_fewer_bytes_and_do_the_same_arithmetic():
+    own, shared = attention_work(2, 12, 64, 16, 2), attention_work(2, 12, 64, 16, 2, kv_heads=3)
+    assert shared.flops == own.flops
+    assert own.bytes - shared.bytes == 2 * (2 * 9 * 64 * 16) * 2
+
+
+def test_torchs_counter_agrees_on_attention_in_products_and_does_not_halve_the_causal_one():
+    torch = pytest.importorskip("torch")
+    q, k = torch.randn(2, 3, 32, 16), torch.randn(2, 3, 40, 16)
+    ours = attention_work(2, 3, 32, 16, 4, keys=40).flops
+    assert counted_flops(lambda: (q @ k.mT).softmax(-1) @ k) == ours
+    fused = torch.nn.functional.scaled_dot_product_attention
+    assert counted_flops(fused, q, k, k) == 0, "torch counts the CPU's kernels now: mend the docstring"
+    meta = q.to("meta")
+    causal = counted_flops(fused, meta, meta, meta, is_causal=True)
+    assert causal == attention_work(2, 3, 32, 16, 4).flops
+    assert causal / attention_work(2, 3, 32, 16, 4, causal=True).flops == pytest.approx(2 * 32 / 33)
+
+
+def test_a_matrix_vector_product_has_less_than_one_flop_a_byte_in_bf16():
+    work = matrix_vector_work(37, 129, 2, out_itemsize=4)
+    assert (work.flops, work.bytes) == (2 * 37 * 129, 2 * (37 * 129 + 129) + 4 * 37)
+    assert work.intensity < 1
+
+
+def test_torchs_counter_misses_a_matrix_vector_product_and_counts_it_as_a_thin_product():
+    torch = pytest.importorskip("torch")
+    matrix, vector = torch.randn(37, 129), torch.randn(129)
+    assert counted_flops(torch.mv, matrix, vector) == 0, "torch counts it now: mend the docstring"
+    assert counted_flops(torch.mm, matrix, vector[:, None]) == matrix_vector_work(37, 129, 4).flops
+
+
+@pytest.mark.parametrize(
+    ("image", "kernel", "options"),
+    [
+        ((9, 11), (3, 3), {}),
+        ((9, 11), (3, 5), {"padding": 2, "stride": 2}),
+        ((13, 12), (3, 3), {"dilation": 3, "groups": 3}),
+        ((8, 8), (1, 1), {"groups": 6}),
+        ((17,), (4,), {"stride": 3, "groups": 2}),
+        ((5, 6, 7), (2, 3, 2), {"padding": 1}),
+    ],
+)
+def test_a_convolution_forward_is_what_torch_counts_and_moves_its_three_arrays(image, kernel, options):
+    torch = pytest.importorskip("torch")
+    x = torch.randn(2, 6, *image)
+    w = torch.randn(12, 6 // options.get("groups", 1), *kernel)
+    convolve = getattr(torch.nn.functional, f"conv{len(image)}d")
+    work = convolution_work(2, 6, 12, image, kernel, 4, **options)
+    assert work.flops == counted_flops(convolve, x, w, **options)
+    assert work.bytes == 4 * (x.numel() + w.numel() + convolve(x, w, **options).numel())
+
+
+def test_torchs_counter_is_far_off_on_a_grouped_convolution_backward():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(2, 64, 8, 8, requires_grad=True)
+    w = torch.randn(64, 4, 3, 3, requires_grad=True)
+    y = torch.nn.functional.conv2d(x, w, padding=1, groups=16)
+    twice = 2 * convolution_work(2, 64, 64, (8, 8), (3, 3), 4, padding=1, groups=16).flops
+    counted = counted_flops(lambda: y.sum().backward())
+    assert counted > 2 * twice, "torch counts it rightly now: mend the docstring"
+
+
+@pytest.mark.parametrize(
+    ("count", "error", "said"),
+    [
+        (lambda: attention_work(2, 12, 8, 4, 2, kv_heads=5), ValueError, "12, no multiple of kv_heads = 5"),
+        (lambda: attention_work(2, 12, 8, 4, 2, causal=1), TypeError, "causal must be True or False, not 1"),
+        (lambda: attention_work(2, 12, 0, 4, 2), ValueError, "queries is 0; wanted 1 or more"),
+        (lambda: attention_work(2, 12, 8, 4, 2, keys=0), ValueError, "keys is 0; wanted 1 or more"),
+        (lambda: matrix_vector_work(3, 0, 2), ValueError, "columns is 0; wanted 1 or more"),
+        (lambda: matrix_vector_work(3.0, 2, 2), TypeError, "rows must be a whole number, not 3.0"),
+        (lambda: convolution_work(1, 6, 8, (9, 9), (3, 3), 4, groups=4), ValueError, "in_channels is 6, which"),
+        (lambda: convolution_work(1, 8, 6, (9, 9), (3, 3), 4, groups=4), ValueError, "out_channels is 6, w"),
+        (lambda: convolution_work(1, 2, 2, (9, 9), (3,), 4), ValueError, "equally many dimensions"),
+        (lambda: convolution_work(1, 2, 2, (), (), 4), ValueError, "equally many dimensions, 1 or more"),
+        (lambda: convolution_work(1, 2, 2, (9, 2), (3, 3), 4), ValueError, r"does not fit in image \(9, 2\)"),
+        (lambda: convolution_work(1, 2, 2, (9, 9), (3, 3), 4, padding=-1), ValueError, "padding is -1; wanted 0"),
+        (lambda: convolution_work(1, 2, 2, (9, 9), (3, 3), 4, padding=True), TypeError, "padding must be a whole"),
+        (lambda: convolution_work(1, 2, 2, (9, 9), (3, 3), 4, stride=0), ValueError, "stride is 0; wanted 1"),
+    ],
+)  # fmt: skip
+def test_a_count_of_an_operation_that_cannot_be_is_refused(count, error, said):
+    with pytest.raises(error, match=said):
+        count()
 
 
 def test_an_add_moves_twelve_bytes_an_element():

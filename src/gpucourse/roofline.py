@@ -32,7 +32,9 @@ __all__ = [
     "RooflineInputs",
     "Step",
     "Work",
+    "attention_work",
     "compute_c12",
+    "convolution_work",
     "elementwise_work",
     "is_finite",
     "layer_norm_backward_work",
@@ -40,6 +42,7 @@ __all__ = [
     "layer_norm_work",
     "linear_backward_work",
     "matmul_work",
+    "matrix_vector_work",
     "measure_roofline",
     "softmax_backward_work",
     "softmax_steps",
@@ -376,6 +379,10 @@ class Step:
 
 _ELEMENTWISE = "each array read or written once; add, multiply, divide, compare, exp and root count one each"
 _PRODUCT = "multiply and add count two; each matrix moved once"
+_ATTENTION = (
+    "two products over {}, softmax not counted; queries, keys, values and output moved once, scores never"
+)
+_CONVOLUTION = "multiply and add count two, padding included; image, weights and result moved once"
 
 
 def _sizes(**values: int) -> list[int]:
@@ -455,6 +462,190 @@ def linear_backward_work(tokens: int, inputs: int, outputs: int, itemsize: int) 
     d_input = matmul_work(tokens, inputs, outputs, itemsize)
     d_weight = matmul_work(inputs, outputs, tokens, itemsize)
     return d_input + d_weight
+
+
+def matrix_vector_work(rows: int, columns: int, itemsize: int, *, out_itemsize: int | None = None) -> Work:
+    """Work of a (rows, columns) matrix times a vector.
+
+    Counting rule: that of `matmul_work` with one column, 2·rows·columns; matrix and vector are read once and
+    the result written once. For every element of the matrix there are two operations, so the intensity stays
+    below 2 / itemsize, whatever the shape.
+
+    torch's `FlopCounterMode` (2.11 and 2.13) counts 0 for it, and the same product with the vector as a
+    matrix of one column in full.
+
+    Parameters
+    ----------
+    rows, columns
+        Of the matrix; the vector has `columns` elements and the result `rows`.
+    itemsize
+        Bytes an element of matrix and vector.
+    out_itemsize
+        Bytes an element of the result; `itemsize` by default.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A size is not a whole number or is below 1.
+
+    Examples
+    --------
+    >>> work = matrix_vector_work(8192, 8192, 2)
+    >>> work.flops, work.bytes, round(work.intensity, 3)
+    (134217728, 134250496, 1.0)
+    """
+    _sizes(rows=rows, columns=columns)
+    return matmul_work(rows, 1, columns, itemsize, out_itemsize=out_itemsize)
+
+
+def attention_work(
+    batch: int,
+    heads: int,
+    queries: int,
+    head_dim: int,
+    itemsize: int,
+    *,
+    keys: int | None = None,
+    kv_heads: int | None = None,
+    causal: bool = False,
+) -> Work:
+    """Work of scaled dot-product attention, forward, in one fused kernel.
+
+    Counting rule: the two products, queries with keys and weights with values, take 2·head_dim operations
+    each for every pair of a query and a key. Without `causal` that is every pair. With it, only the pairs
+    that the mask leaves: query i (from 0) sees keys 0 to i, aligned at the first key as
+    ``is_causal=True`` of torch aligns it, so n queries on n keys have n·(n + 1) / 2 pairs. The softmax (some
+    five operations a pair, on other units) is not counted. Queries, keys, values and output travel once;
+    the scores never leave the chip, nor are the row statistics that a training step keeps counted.
+
+    Conventions differ: torch's `FlopCounterMode` counts every pair, causal or not (on the CPU its fused
+    kernels count 0), the FlashAttention authors half of them where causal. A kernel that masks after having
+    computed whole tiles does more than is counted here; what it does in excess is not work.
+
+    Parameters
+    ----------
+    batch, heads, queries, head_dim
+        The queries and the output are (batch, heads, queries, head_dim).
+    itemsize
+        Bytes an element, of all four arrays.
+    keys
+        Number of keys and of values; as many as queries by default.
+    kv_heads
+        Heads of keys and values, where several heads of queries share one; `heads` by default.
+    causal
+        Whether a query sees only the keys up to its own place.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A size is not a whole number or is below 1, or `heads` is no multiple of `kv_heads`.
+
+    Examples
+    --------
+    >>> attention_work(16, 12, 1024, 64, 2).intensity
+    512.0
+    >>> attention_work(16, 12, 1024, 64, 2, causal=True).intensity
+    256.25
+    """
+    keys = queries if keys is None else keys
+    kv_heads = heads if kv_heads is None else kv_heads
+    _sizes(batch=batch, heads=heads, queries=queries, head_dim=head_dim, itemsize=itemsize)
+    _sizes(keys=keys, kv_heads=kv_heads)
+    if not isinstance(causal, (bool, np.bool_)):
+        raise TypeError(f"causal must be True or False, not {_short(causal)}")
+    if heads % kv_heads:
+        raise ValueError(
+            f"heads is {heads}, no multiple of kv_heads = {kv_heads}; each head of keys serves equally many"
+        )
+    pairs = queries * keys
+    if causal:
+        seen = min(queries, keys)  # from there on a query sees all keys
+        pairs = seen * (seen + 1) // 2 + (queries - seen) * keys
+    moved = 2 * batch * head_dim * itemsize * (heads * queries + kv_heads * keys)
+    which = "the pairs that the causal mask leaves" if causal else "all pairs"
+    return Work(
+        flops=4 * batch * heads * pairs * head_dim, bytes=moved, convention=_ATTENTION.format(which)
+    )
+
+
+def convolution_work(
+    batch: int,
+    in_channels: int,
+    out_channels: int,
+    image: Sequence[int],
+    kernel: Sequence[int],
+    itemsize: int,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+    out_itemsize: int | None = None,
+) -> Work:
+    """Work of a convolution, forward, computed directly.
+
+    Counting rule: each element of the result sums over in_channels / groups channels and the kernel's extent,
+    a multiply and an add each; the ones that meet padding are counted, as torch counts them, and a bias is
+    not. Image and weights are read once, the result is written once. An algorithm that trades arithmetic
+    (Winograd, FFT) or copies patches (im2col) does another amount.
+
+    torch's `FlopCounterMode` agrees on this forward pass, groups included. Its count of a grouped
+    convolution's backward pass is several times too high; none is given here.
+
+    Parameters
+    ----------
+    batch, in_channels, out_channels
+        The image is (batch, in_channels, *image), the result (batch, out_channels, …).
+    image, kernel
+        Extents, one a dimension: ``(224, 224)`` and ``(3, 3)``.
+    itemsize
+        Bytes an element of image and weights.
+    stride, padding, dilation
+        The same in every dimension; padding on both sides.
+    groups
+        Groups of channels that do not see each other; as many as channels is a depthwise convolution.
+    out_itemsize
+        Bytes an element of the result; `itemsize` by default.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A size is not a whole number or is below 1 (`padding`: below 0), image and kernel differ in their
+        number of dimensions, the channels do not divide into groups, or the kernel is larger than the image.
+
+    Examples
+    --------
+    >>> plain = convolution_work(32, 256, 256, (56, 56), (3, 3), 2, padding=1)
+    >>> depthwise = convolution_work(32, 256, 256, (56, 56), (3, 3), 2, padding=1, groups=256)
+    >>> plain.flops // depthwise.flops, round(plain.intensity), round(depthwise.intensity, 2)
+    (256, 1139, 4.5)
+    """
+    image, kernel = tuple(image), tuple(kernel)
+    out = itemsize if out_itemsize is None else out_itemsize
+    _sizes(batch=batch, in_channels=in_channels, out_channels=out_channels, groups=groups)
+    _sizes(itemsize=itemsize, out_itemsize=out, stride=stride, dilation=dilation)
+    _sizes(**{f"image[{i}]": size for i, size in enumerate(image)})
+    _sizes(**{f"kernel[{i}]": size for i, size in enumerate(kernel)})
+    if isinstance(padding, bool) or not isinstance(padding, (int, np.integer)):
+        raise TypeError(f"padding must be a whole number, not {_short(padding)}")
+    if padding < 0:
+        raise ValueError(f"padding is {padding}; wanted 0 or more")
+    if not image or len(image) != len(kernel):
+        raise ValueError(f"image {image} and kernel {kernel} must have equally many dimensions, 1 or more")
+    for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
+        if channels % groups:
+            raise ValueError(f"{name} is {channels}, which does not divide into {groups} groups")
+    extents = [
+        (size + 2 * padding - dilation * (width - 1) - 1) // stride + 1
+        for size, width in zip(image, kernel, strict=True)
+    ]
+    if min(extents) < 1:
+        raise ValueError(
+            f"kernel {kernel} with dilation {dilation} does not fit in image {image} with padding {padding}"
+        )
+    results, weights = batch * out_channels * math.prod(extents), in_channels // groups * math.prod(kernel)
+    moved = (batch * in_channels * math.prod(image) + out_channels * weights) * itemsize + results * out
+    return Work(flops=2 * results * weights, bytes=moved, convention=_CONVOLUTION)
 
 
 def elementwise_work(
