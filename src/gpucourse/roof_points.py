@@ -104,8 +104,11 @@ class RoofPoint:
             assert self.device_ms is not None
             busy, whole = format_time_ms(self.device_ms), format_time_ms(self.time_ms)
             text = f"launch-bound, {share}: the device works for {busy} of {whole}"
-        elif kind == "L2":
+        elif kind == "L2" and self.share(roof) > 1:
             text = f"{share}: its {format_bytes(self.work.bytes)} fit the L2 and need not travel"
+        elif kind == "L2":
+            side = roof.bound(self.work.intensity)
+            text = f"{side} side, {share}; its {format_bytes(self.work.bytes)} fit the L2"
         else:
             text = f"{roof.bound(self.work.intensity)} side, {share}{', L2 flushed' if self.cold else ''}"
         return f"{text}; the clock fell meanwhile" if self.throttled else text
