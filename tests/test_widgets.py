@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import math
 import random
 import re
 import sys
@@ -19,13 +20,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ipywidgets.embed import dependency_state, embed_data
 
+from gpucourse import hardware
 from gpucourse.memory_ledger import (
     FixedPartOverBudgetError,
     LedgerValueError,
     MemoryLedger,
     UnlimitedMicrobatchError,
 )
-from gpucourse.widgets import Control, ControlError, Each, FrameGrid, frame_grid, memory_lab
+from gpucourse.roof_points import MeasuredRoof, RoofPoint, recorded_roofs
+from gpucourse.roofline import Roofline, Work
+from gpucourse.widgets import (
+    NIGHT_FLOPS,
+    Control,
+    ControlError,
+    Each,
+    FrameGrid,
+    frame_grid,
+    memory_lab,
+    roofline_lab,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +124,8 @@ class StaticPage:
         return "".join(visible.parts)
 
     def table(self) -> dict[str, str]:
-        return {line.split("\t")[0]: line.split("\t")[1] for line in self.text().splitlines() if "\t" in line}
+        lines = self.text().replace("\xa0", " ").splitlines()
+        return {line.split("\t")[0]: line.split("\t")[1] for line in lines if "\t" in line}
 
 
 def expected_table(ledger: MemoryLedger, microbatch: int) -> dict[str, str]:
@@ -302,6 +316,216 @@ def test_a_lab_that_cannot_be_shown_says_why(
 ) -> None:
     with pytest.raises(error, match=said):
         memory_lab(**arguments)
+
+
+# --- the roofline lab --------------------------------------------------------------------------------
+
+DOUBLINGS = "Doublings of intensity, from 1/16 flop/byte"
+NIGHT_ROW = "The night, 8.93 × 1018 flop"  # the 18 is a superscript
+
+
+def four(value: float) -> str:
+    """Write four significant digits, as the lab does."""
+    text = f"{float(f'{value:.4g}'):,.6f}".rstrip("0").rstrip(".")
+    return text
+
+
+def expected_intensity(doublings: int) -> str:
+    return f"1/{2 ** (4 - doublings)}" if doublings < 4 else f"{2 ** (doublings - 4):,}"
+
+
+def expected_roof(device: hardware.Device, precision: str, doublings: int) -> dict[str, str]:
+    """Give the first two columns of the lab's table, and of its kernels', from the package's arithmetic alone."""
+    intensity = 2.0 ** (doublings - 4)
+    by_bytes = intensity * device.bandwidth_bytes_per_s
+    roof = None
+    if precision in device.peaks:
+        roof = Roofline.of(device, precision)
+    rate = roof.attainable(intensity) if roof else by_bytes
+    hours = NIGHT_FLOPS / rate / 3600
+    unit, size = next((u, n) for limit, u, n in UNITS if hours < limit)
+    time = f"{four(float(f'{hours / size:.3g}'))} {unit} or more"
+    share = f"{four(float(f'{100 * rate / roof.peak_flops:.3g}'))} %" if roof else "–"
+    table = {
+        "Item": "Computed state",
+        "Peak": f"{four(roof.peak_flops / 1e12)} TFLOP/s" if roof else "–",
+        "Bandwidth": f"{device.bandwidth_bytes_per_s / 1e9:,.0f} GB/s",
+        "Ridge": f"{four(roof.ridge)} flop/byte" if roof else "–",
+        "Intensity": f"{expected_intensity(doublings)} flop/byte",
+        "Attainable": f"{'' if roof else 'at most '}{four(rate / 1e12)} TFLOP/s",
+        "Share of the peak": share,
+        NIGHT_ROW: time,
+    }
+    for found in recorded_roofs():
+        if roof and (found.gpu, found.precision) == (device.name, precision):
+            peak, bandwidth = found.roofline.peak_flops, found.roofline.bandwidth
+            table |= {
+                "Peak, measured": f"{four(peak / 1e12)} TFLOP/s, "
+                f"{100 * peak / roof.peak_flops:.1f} % of the datasheet",
+                "Bandwidth, measured": f"{bandwidth / 1e9:,.0f} GB/s, "
+                f"{100 * bandwidth / roof.bandwidth:.1f} % of the datasheet",
+                "Attainable, measured": f"{four(min(peak, intensity * bandwidth) / 1e12)} TFLOP/s",
+                "Recorded kernel": "flop/byte",
+            }
+            table |= {
+                f"{letter}: {point.name}": four(point.work.intensity)
+                for letter, point in zip("abcdefghijklmnop", found.points, strict=False)
+            }
+    return table
+
+
+UNITS = ((1.0, "min", 1 / 60), (48.0, "h", 1.0), (17520.0, "days", 24.0), (float("inf"), "years", 8760.0))
+
+
+@pytest.fixture(scope="module")
+def roofs() -> StaticPage:
+    return StaticPage(roofline_lab())
+
+
+def set_roof(page: StaticPage, device: hardware.Device, precision: str, doublings: int) -> None:
+    page.set("Device", hardware.DEVICES.index(device))
+    page.set("Precision", hardware.PRECISIONS.index(precision))
+    page.set(DOUBLINGS, doublings)
+
+
+def test_the_roofline_lab_opens_just_short_of_what_the_night_needs() -> None:
+    page = StaticPage(roofline_lab())
+    said = "64 flop/byte on H200 in bf16: memory side, at most 307.2 TFLOP/s, 31.1 % of the peak"
+    assert said in page.text()
+    assert page.table() == expected_roof(hardware.device("H200"), "bf16", 10)
+    assert page.table()[NIGHT_ROW] == "8.07 h or more"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_setting_shows_the_numbers_of_the_roofline(roofs: StaticPage, seed: int) -> None:
+    rng = random.Random(seed)
+    device, precision = rng.choice(hardware.DEVICES), rng.choice(hardware.PRECISIONS)
+    doublings = rng.randrange(17)
+    set_roof(roofs, device, precision, doublings)
+    assert roofs.table() == expected_roof(device, precision, doublings)
+    start = f"{expected_intensity(doublings)} flop/byte on {device.short} in {precision}: "
+    assert start in roofs.text()
+
+
+def test_no_state_of_the_roofline_lab_shows_nothing_and_a_missing_peak_moves_with_the_slider(
+    roofs: StaticPage,
+) -> None:
+    missing = [(d, p) for d in hardware.DEVICES for p in hardware.PRECISIONS if p not in d.peaks]
+    assert missing, "every record has every precision: nothing is tested here"
+    for device, precision in missing:
+        seen = set()
+        for doublings in range(17):
+            set_roof(roofs, device, precision, doublings)
+            table, text = roofs.table(), roofs.text()
+            assert (table["Peak"], table["Ridge"], table["Share of the peak"]) == ("–", "–", "–")
+            assert f"the record of {device.short} has no {precision}; it has " in text
+            assert "no peak on record, so the bytes alone bound it" in text
+            assert "memory side" not in text
+            assert "compute side" not in text
+            seen.add(table["Attainable"])
+        assert len(seen) == 17
+
+
+def test_every_side_is_said_in_words_and_agrees_with_the_roofline(roofs: StaticPage) -> None:
+    for device in hardware.DEVICES:
+        for precision in device.peaks:
+            roof = Roofline.of(device, precision)
+            for doublings in range(17):
+                set_roof(roofs, device, precision, doublings)
+                side = roof.bound(2.0 ** (doublings - 4))
+                assert f" in {precision}: {side} side, at most " in roofs.text()
+
+
+def test_measured_kernels_stand_only_beside_the_roof_of_their_own_device_and_precision(
+    roofs: StaticPage,
+) -> None:
+    shown = set()
+    for device in hardware.DEVICES:
+        for precision in hardware.PRECISIONS:
+            set_roof(roofs, device, precision, 3)
+            if "Peak, measured" in roofs.table():
+                shown.add((device.name, precision))
+            assert ("recorded on " in roofs.text()) == ((device.name, precision) in shown)
+    assert shown == {(roof.gpu, roof.precision) for roof in recorded_roofs()}
+
+
+def leaf_of(page: StaticPage) -> str:
+    (leaf,) = (leaf for leaf in page.leaves(page.root) if "<style>" not in leaf)
+    return leaf
+
+
+def one_point(rate: float, intensity: float = 1.0) -> MeasuredRoof:
+    work = Work(flops=intensity * 1e6, bytes=1e6)
+    point = RoofPoint(name="trial", work=work, time_ms=work.flops / rate * 1e3, iqr_ms=0.0, source="trial")
+    return MeasuredRoof(
+        gpu="NVIDIA H200",
+        precision="bf16",
+        roofline=Roofline(peak_flops=7e14, bandwidth=4e12),
+        arithmetic_kind="a product",
+        bandwidth_kind="a copy",
+        l2_bytes=60e6,
+        points=(point,),
+        provenance="trial",
+    )
+
+
+def test_a_point_above_the_roof_is_drawn_above_it_and_never_clamped() -> None:
+    heights = []
+    for rate in (2.4e12, 4.8e12, 9.6e12):
+        page = StaticPage(roofline_lab(measured=[one_point(rate)]))
+        (height,) = re.findall(
+            r'class="mark" d="M[\d.]+ ([\d.]+)m0-4.6', re.sub(r"<ul.*?</ul>", "", leaf_of(page))
+        )
+        heights.append(float(height))
+        if rate > 4.8e12:
+            assert "200 % of the roof: its 1.00 MB fit the L2 and need not travel" in page.text()
+    low, on, high = heights
+    assert low - on == pytest.approx(on - high, abs=0.2)  # one factor of two each, on a logarithmic axis
+    assert low - on > 5
+
+
+def test_the_picture_is_drawn_to_one_scale_for_all_devices(roofs: StaticPage) -> None:
+    tops = {}
+    for name in ("H200", "T4", "B200"):
+        device = hardware.device(name)
+        set_roof(roofs, device, "fp16", 16)
+        (top,) = re.findall(r'class="roof" d="M[^L]+L[^L]+L[\d.]+ ([\d.]+)"', leaf_of(roofs))
+        tops[name] = (float(top), device.peak_flops("fp16"))
+    (a, peak_a), (b, peak_b), (c, peak_c) = tops.values()
+    decade = (b - a) / math.log10(peak_a / peak_b)
+    assert decade == pytest.approx((b - c) / math.log10(peak_c / peak_b), rel=0.02)
+
+
+def test_one_device_and_one_precision_leave_only_the_slider() -> None:
+    page = StaticPage(roofline_lab(devices=[hardware.device("H200")], dtypes=["bf16"], measured=()))
+    assert page.named("DropdownModel") == []
+    assert len(page.named("IntSliderModel")) == 1
+
+
+def test_another_amount_of_work_is_named_and_timed() -> None:
+    page = StaticPage(roofline_lab(amount="A step", amount_flops=989e12, window_h=0.01, measured=()))
+    page.set(DOUBLINGS, 16)
+    assert page.table()["A step, 9.89 × 1014 flop"] == "0.0167 min or more"
+    assert "within the 0.01 h" in page.text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"device": "H100 PCIe"}, "device starts at 'H100 PCIe', which is none of"),
+        ({"dtype": "int8"}, "dtype starts at 'int8', which is none of fp32, tf32"),
+        ({"doublings": [0, 1, 3], "start": 0}, r"doublings must be evenly spaced .*found \[0, 1, 3\]"),
+        ({"doublings": range(-1, 5), "start": 0}, "0 or more and rising"),
+        ({"start": 17}, r"starts at 17, which is none of its values \(0 … 16\)"),
+        ({"lowest": 0.0}, "lowest must be a positive finite number, found 0.0"),
+        ({"amount_flops": float("nan")}, "amount_flops must be a positive finite number, found nan"),
+        ({"window_h": -8}, "window_h must be a positive finite number, found -8"),
+        ({"devices": ()}, "device starts at 'NVIDIA H200', which is none of none"),
+    ],
+)
+def test_a_roofline_lab_that_cannot_be_shown_says_why(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ControlError, match=said):
+        roofline_lab(measured=(), **arguments)
 
 
 # --- grids of frames ---------------------------------------------------------------------------------

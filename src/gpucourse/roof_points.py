@@ -208,7 +208,10 @@ def _points(found: dict[str, recording.Recording]) -> Iterator[tuple[str, RoofPo
         work = elementwise_work(adds[key]["elements"], reads=(4, 4), writes=(4,))
         yield "fp32", _point(f"add, {size} numbers", work, adds[key]["warm"], "add_sweep")
     work = elementwise_work(adds["mi_1"]["elements"], reads=(4, 4), writes=(4,))
-    yield "fp32", _launched("add, 1 Mi numbers, as Python launches it", work, adds["mi_1"]["warm"], "add_sweep")
+    yield (
+        "fp32",
+        _launched("add, 1 Mi numbers, as Python launches it", work, adds["mi_1"]["warm"], "add_sweep"),
+    )
 
     norms = found["norms"].data
     shape = (131072, 768, 4)

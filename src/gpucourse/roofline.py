@@ -563,9 +563,7 @@ def attention_work(
         pairs = seen * (seen + 1) // 2 + (queries - seen) * keys
     moved = 2 * batch * head_dim * itemsize * (heads * queries + kv_heads * keys)
     which = "the pairs that the causal mask leaves" if causal else "all pairs"
-    return Work(
-        flops=4 * batch * heads * pairs * head_dim, bytes=moved, convention=_ATTENTION.format(which)
-    )
+    return Work(flops=4 * batch * heads * pairs * head_dim, bytes=moved, convention=_ATTENTION.format(which))
 
 
 def convolution_work(

@@ -914,11 +914,11 @@ class _Axes:
 
     @property
     def lowest(self) -> float:
-        return 2.0**self.log2_low
+        return math.exp2(self.log2_low)
 
     @property
     def highest(self) -> float:
-        return 2.0**self.log2_high
+        return math.exp2(self.log2_high)
 
     def x(self, intensity: float) -> float:
         part = (math.log2(intensity) - self.log2_low) / (self.log2_high - self.log2_low)
@@ -951,7 +951,9 @@ class _Axes:
         for power in range(math.ceil(math.log10(self.lowest)), math.floor(math.log10(self.highest)) + 1):
             x = self.x(10.0**power)
             path.append(f"M{x} {self.TOP}V{self.BOTTOM}")
-            parts.append(f'<text class="mid small" x="{x}" y="{self.BOTTOM + 12}">{_four(10.0**power)}</text>')
+            parts.append(
+                f'<text class="mid small" x="{x}" y="{self.BOTTOM + 12}">{_four(10.0**power)}</text>'
+            )
         for power in range(self.log10_low, self.log10_high + 1):
             y = self.y(10.0**power)
             path.append(f"M{self.LEFT} {y}H{self.RIGHT}")
@@ -1053,7 +1055,10 @@ class _RoofFrame:
         else:
             figure = next(f for p, f in self.device.peaks.items() if p == precision)
             peak = (_tflops(figure.value), f"{figure.kind}; datasheet, {figure.source.status}")
-            ridge = (f"{_four(self.roof.ridge)} flop/byte", "peak over bandwidth: where both take equally long")
+            ridge = (
+                f"{_four(self.roof.ridge)} flop/byte",
+                "peak over bandwidth: where both take equally long",
+            )
         by_bytes = "at most " if self.roof is None else ""
         sheet = self.device.bandwidth
         amount = f"{self.amount_flops:.3g}".replace("e+", " × 10^")
@@ -1118,7 +1123,9 @@ class _RoofFrame:
             return ""
         rows = []
         for letter, point in zip(_LETTERS, self.measured.points, strict=False):
-            spread = "one pair" if point.iqr_ms is None else f"IQR {100 * point.iqr_ms / point.time_ms:.2g}\u00a0%"
+            spread = (
+                "one pair" if point.iqr_ms is None else f"IQR {100 * point.iqr_ms / point.time_ms:.2g}\u00a0%"
+            )
             rows.append(
                 [
                     f"{letter}: {point.name}",
@@ -1156,19 +1163,18 @@ class _RoofFrame:
         if self.measured is not None and self.roof is not None:
             found = self.measured.roofline
             parts.append(f'<path class="measured" d="{axes.line(found.bandwidth, found.peak_flops)}"/>')
-            for letter, point in zip(_LETTERS, self.measured.points, strict=False):
-                x, y = axes.x(point.work.intensity), axes.y(point.rate)
-                above = point.share(self.roof) > 1
+            places = [(axes.x(point.work.intensity), axes.y(point.rate)) for point in self.measured.points]
+            for letter, point, (x, y) in zip(_LETTERS, self.measured.points, places, strict=False):
                 parts.append(_shape(point.kind(self.measured.l2_bytes), x, y))
-                parts.append(
-                    f'<text class="mid small" x="{x}" y="{y - 7 if above else y + 12:.1f}">{letter}</text>'
-                )
+                # A letter stands at its mark's lower right, out of the way of a neighbour's mark.
+                down = -4 if point.share(self.roof) > 1 else 9
+                crowded = any(0 < x2 - x < 14 and abs(y2 - y) < 14 for x2, y2 in places)
+                side = f'class="end small" x="{x - 5:.1f}"' if crowded else f'class="small" x="{x + 5:.1f}"'
+                parts.append(f'<text {side} y="{y + down:.1f}">{letter}</text>')
 
         def here(k: int) -> str:
             x, y = axes.x(self.intensities[k]), axes.y(self.at_most(k))
-            return (
-                f'<path class="drop" d="M{x} {axes.BOTTOM}V{y}"/><circle class="here" cx="{x}" cy="{y}" r="5.5"/>'
-            )
+            return f'<path class="drop" d="M{x} {axes.BOTTOM}V{y}"/><circle class="here" cx="{x}" cy="{y}" r="5.5"/>'
 
         parts.append(each(here, tag="g"))
         return f'<svg viewBox="0 0 360 268">{"".join(parts)}</svg>'

@@ -136,7 +136,10 @@ ANSWERS = {
             "GiB": (_scaled(1e9 / 2**30), "GiB"),
             "the peak is out of reach": (_strict, "the ridge does"),
             "clamped to the peak": (_clamped, "no intensity is enough"),
-            "turned round": (lambda a, s: math.inf if math.isinf(v := least_intensity(a, s)) else 1 / v, "turned"),
+            "turned round": (
+                lambda a, s: math.inf if math.isinf(v := least_intensity(a, s)) else 1 / v,
+                "turned",
+            ),
             "constant": (lambda asked, sheet: 64.6, "is not it"),
             "nan": (lambda asked, sheet: math.nan, "not a finite number"),
             "changes its input": (_mutates, "changed its input"),

@@ -20,13 +20,11 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from gpucourse import recording
 from gpucourse.memory_ledger import MemoryLedger
 from gpucourse.widgets import memory_lab
+from tests.browser.grids import FIRST_MOVE, LOAD_AT_MOST_MS, MOVE_AT_MOST_MS, MOVES, Grid
 from tests.test_widgets import LABELS, MICROBATCH, expected_table
 
 LAB = "labs/memory_ledger.html"
 Scheme = Literal["http", "file"]
-
-#: What a working slider may take on a slow, shared machine; the goals are 1,500 and 50.
-LOAD_AT_MOST_MS, MOVE_AT_MOST_MS = 15_000, 500
 
 
 def plans() -> list[MemoryLedger]:
@@ -35,70 +33,25 @@ def plans() -> list[MemoryLedger]:
     return [MemoryLedger(), MemoryLedger(fixed_gb=1.98, activations_gb_per_sample=round(loss / 1e9, 3))]
 
 
-class Lab:
+class Lab(Grid):
     """One grid of frames on a page, and what its controls stand at, as Python knows it."""
 
     def __init__(self, grid: Locator, given: MemoryLedger) -> None:
-        self.grid, self.page = grid, grid.page
+        super().__init__(grid, last=64)
         self.values = {name: getattr(given, name) for name in LABELS}
-        self.slider = grid.get_by_role("slider")
         self.menus = {
             name: grid.get_by_label(label, exact=True)
             for name, label in LABELS.items()
             if grid.get_by_label(label, exact=True).count()
         }
-        self.microbatch = int(self.slider.get_attribute("aria-valuenow").split(".")[0])
-
-    def table(self) -> dict[str, str]:
-        """Read the first two columns of the visible table."""
-        rows = self.grid.locator("table tr")
-        cells = rows.evaluate_all("rows => rows.map(row => [row.cells[0].innerText, row.cells[1].innerText])")
-        return {name.strip(): value.strip() for name, value in cells}
 
     def check(self) -> None:
         """Compare the page with a ledger made of the values that were set."""
         ledger = MemoryLedger(**self.values)
         # A move is drawn within a frame or two; the table is compared whole once it shows this microbatch.
-        verdict = f"Microbatch {self.microbatch}: {ledger.verdict(self.microbatch)}"
+        verdict = f"Microbatch {self.position}: {ledger.verdict(self.position)}"
         expect(self.grid.locator(".verdict")).to_have_text(verdict, timeout=3_000, use_inner_text=True)
-        assert self.table() == expected_table(ledger, self.microbatch), f"{self.values}, {self.microbatch}"
-
-    def press(self, *keys: str) -> None:
-        self.slider.focus()
-        for key in keys:
-            self.page.keyboard.press(key)
-
-    def slide_by_keyboard(self, target: int) -> None:
-        """Go to the nearer end, then step."""
-        up = target <= 32
-        self.press("Home" if up else "End", *["ArrowRight" if up else "ArrowLeft"] * min(target, 64 - target))
-        self.microbatch = target
-
-    def slide_by_mouse(self, target: int) -> None:
-        """Drag the handle by as much as the target is away."""
-        self.slider.scroll_into_view_if_needed()
-        track, handle = self.grid.locator(".noUi-base").bounding_box(), self.slider.bounding_box()
-        assert track is not None
-        assert handle is not None
-        x, y = handle["x"] + handle["width"] / 2, handle["y"] + handle["height"] / 2
-        self.page.mouse.move(x, y)
-        self.page.mouse.down()
-        self.page.mouse.move(x + track["width"] * (target - self.microbatch) / 64, y, steps=4)
-        self.page.mouse.up()
-        self.microbatch = target
-
-    def click_track(self, target: int) -> None:
-        """Click on the track where the target is, or well away from the handle, which takes clicks itself."""
-        if abs(target - self.microbatch) < 8:
-            target = (self.microbatch + 32) % 65
-        self.slider.scroll_into_view_if_needed()
-        track = self.grid.locator(".noUi-base").bounding_box()
-        assert track is not None
-        across = min(
-            max(track["width"] * target / 64, 1), track["width"] - 1
-        )  # its ends belong to neighbours
-        self.page.mouse.click(track["x"] + across, track["y"] + track["height"] / 2)
-        self.microbatch = target
+        assert self.table() == expected_table(ledger, self.position), f"{self.values}, {self.position}"
 
     def steps(self, name: str) -> list[float]:
         """Read a menu's values; the sign of percent is the menu's only unit."""
@@ -106,17 +59,9 @@ class Lab:
         texts = [text.replace("\xa0", " ").removesuffix(" (given)") for text in options]
         return [float(t[:-2]) / 100 if t.endswith(" %") else float(t) for t in texts]
 
-    def choose_by_keyboard(self, name: str, position: int) -> None:
-        menu = self.menus[name]
-        menu.focus()
-        self.page.keyboard.press("Home")
-        for _ in range(position):
-            self.page.keyboard.press("ArrowDown")
-        self.values[name] = self.steps(name)[position]
-
-    def choose_by_mouse(self, name: str, position: int) -> None:
-        """Pick an option; the open list belongs to the browser, not to the page, so no coordinates here."""
-        self.menus[name].select_option(index=position)
+    def choose(self, name: str, position: int, *, keys: bool) -> None:
+        """Set a menu by keyboard or by mouse."""
+        (self.choose_by_keyboard if keys else self.choose_by_mouse)(LABELS[name], position)
         self.values[name] = self.steps(name)[position]
 
 
@@ -135,8 +80,8 @@ def exercise(lab: Lab, rng: random.Random, rounds: int) -> None:
             move(rng.randrange(65))
             lab.check()
         for name in lab.menus:
-            for choose in (lab.choose_by_keyboard, lab.choose_by_mouse):
-                choose(name, rng.randrange(len(lab.steps(name))))
+            for keys in (True, False):
+                lab.choose(name, rng.randrange(len(lab.steps(name))), keys=keys)
                 lab.check()
 
 
@@ -174,7 +119,7 @@ def test_a_number_typed_beside_the_slider_moves_the_table(open_page: Callable[..
     lab.page.keyboard.press("Control+A")
     lab.page.keyboard.type("41")
     lab.page.keyboard.press("Enter")
-    lab.microbatch = 41
+    lab.position = 41
     lab.check()
 
 
@@ -202,7 +147,7 @@ def test_every_control_has_a_name_that_says_its_unit(open_page: Callable[..., Pa
     page = open_page(LAB)
     for lab in labs(page):
         expect(lab.slider).to_have_accessible_name(MICROBATCH)
-        expect(lab.slider).to_have_attribute("aria-valuetext", str(lab.microbatch))
+        expect(lab.slider).to_have_attribute("aria-valuetext", str(lab.position))
         for name, menu in lab.menus.items():
             expect(menu).to_have_accessible_name(LABELS[name])
 
@@ -239,44 +184,6 @@ def test_the_lab_fits_a_narrow_page(open_page: Callable[..., Page], colour: str)
 
 
 # --- time --------------------------------------------------------------------------------------------
-
-FIRST_MOVE = """
-window.firstMove = new Promise(resolve => {
-  const look = () => {
-    const grid = document.querySelector('.gpucourse-grid');
-    const handle = grid && grid.querySelector('[role=slider]');
-    const verdict = grid && grid.querySelector('.verdict');
-    if (!handle || !verdict || !verdict.innerText) { setTimeout(look, 5); return; }
-    const before = verdict.innerText;
-    handle.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true}));
-    const moved = () => {
-      const now = grid.querySelector('.verdict');
-      if (now && now.innerText !== before) resolve(performance.now()); else setTimeout(moved, 1);
-    };
-    moved();
-  };
-  look();
-});
-"""
-
-MOVES = """
-async ([count, key]) => {
-  const grid = document.querySelector('.gpucourse-grid');
-  const handle = grid.querySelector('[role=slider]');
-  const times = [];
-  for (let k = 0; k < count; k++) {
-    const before = grid.querySelector('.verdict').innerText, start = performance.now();
-    handle.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}));
-    while (grid.querySelector('.verdict').innerText === before) {
-      if (performance.now() - start > 5000) throw new Error('the slider moves nothing');
-      await new Promise(go => setTimeout(go, 0));
-    }
-    grid.querySelector('table').getBoundingClientRect();  // laid out, too
-    times.push(performance.now() - start);
-  }
-  return times;
-}
-"""
 
 
 @pytest.mark.parametrize("scheme", ["http", "file"])
