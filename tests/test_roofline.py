@@ -492,6 +492,15 @@ def test_torchs_counter_is_far_off_on_a_grouped_convolution_backward():
     assert counted > 2 * twice, "torch counts it rightly now: mend the docstring"
 
 
+def test_numpys_small_integers_do_not_wrap_round_in_the_counts_of_attention_and_convolution():
+    small = np.int32
+    wide = attention_work(small(64), small(32), small(8192), small(128), small(2), causal=True)
+    assert wide == attention_work(64, 32, 8192, 128, 2, causal=True)
+    image = tuple(map(small, (512, 512)))
+    plain = convolution_work(small(64), small(512), small(512), image, (small(3), 3), small(2))
+    assert plain == convolution_work(64, 512, 512, (512, 512), (3, 3), 2)
+
+
 @pytest.mark.parametrize(
     ("count", "error", "said"),
     [
@@ -504,6 +513,7 @@ def test_torchs_counter_is_far_off_on_a_grouped_convolution_backward():
         (lambda: convolution_work(1, 6, 8, (9, 9), (3, 3), 4, groups=4), ValueError, "in_channels is 6, which"),
         (lambda: convolution_work(1, 8, 6, (9, 9), (3, 3), 4, groups=4), ValueError, "out_channels is 6, w"),
         (lambda: convolution_work(1, 2, 2, (9, 9), (3,), 4), ValueError, "equally many dimensions"),
+        (lambda: convolution_work(1, 2, 2, 9, (3, 3), 4), TypeError, "image must list an extent a dimension"),
         (lambda: convolution_work(1, 2, 2, (), (), 4), ValueError, "equally many dimensions, 1 or more"),
         (lambda: convolution_work(1, 2, 2, (9, 2), (3, 3), 4), ValueError, r"does not fit in image \(9, 2\)"),
         (lambda: convolution_work(1, 2, 2, (9, 9), (3, 3), 4, padding=-1), ValueError, "padding is -1; wanted 0"),

@@ -403,6 +403,12 @@ def _operands(name: str, values: Sequence[int]) -> list[int]:
     return _sizes(**{f"{name}[{i}]": size for i, size in enumerate(values)})
 
 
+def _extents(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(values, str) or not isinstance(values, (Sequence, np.ndarray)):
+        raise TypeError(f"{name} must list an extent a dimension, such as (56, 56), not {_short(values)}")
+    return tuple(_sizes(**{f"{name}[{i}]": size for i, size in enumerate(values)}))
+
+
 def matmul_work(m: int, n: int, k: int, itemsize: int, *, out_itemsize: int | None = None) -> Work:
     """Work of an (m, k) by (k, n) matrix product.
 
@@ -549,8 +555,10 @@ def attention_work(
     """
     keys = queries if keys is None else keys
     kv_heads = heads if kv_heads is None else kv_heads
-    _sizes(batch=batch, heads=heads, queries=queries, head_dim=head_dim, itemsize=itemsize)
-    _sizes(keys=keys, kv_heads=kv_heads)
+    batch, heads, queries, head_dim, itemsize = _sizes(
+        batch=batch, heads=heads, queries=queries, head_dim=head_dim, itemsize=itemsize
+    )
+    keys, kv_heads = _sizes(keys=keys, kv_heads=kv_heads)
     if not isinstance(causal, (bool, np.bool_)):
         raise TypeError(f"causal must be True or False, not {_short(causal)}")
     if heads % kv_heads:
@@ -618,16 +626,19 @@ def convolution_work(
     >>> plain.flops // depthwise.flops, round(plain.intensity), round(depthwise.intensity, 2)
     (256, 1139, 4.5)
     """
-    image, kernel = tuple(image), tuple(kernel)
     out = itemsize if out_itemsize is None else out_itemsize
-    _sizes(batch=batch, in_channels=in_channels, out_channels=out_channels, groups=groups)
-    _sizes(itemsize=itemsize, out_itemsize=out, stride=stride, dilation=dilation)
-    _sizes(**{f"image[{i}]": size for i, size in enumerate(image)})
-    _sizes(**{f"kernel[{i}]": size for i, size in enumerate(kernel)})
+    batch, in_channels, out_channels, groups = _sizes(
+        batch=batch, in_channels=in_channels, out_channels=out_channels, groups=groups
+    )
+    itemsize, out, stride, dilation = _sizes(
+        itemsize=itemsize, out_itemsize=out, stride=stride, dilation=dilation
+    )
+    image, kernel = _extents("image", image), _extents("kernel", kernel)
     if isinstance(padding, bool) or not isinstance(padding, (int, np.integer)):
         raise TypeError(f"padding must be a whole number, not {_short(padding)}")
     if padding < 0:
         raise ValueError(f"padding is {padding}; wanted 0 or more")
+    padding = int(padding)
     if not image or len(image) != len(kernel):
         raise ValueError(f"image {image} and kernel {kernel} must have equally many dimensions, 1 or more")
     for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):

@@ -238,6 +238,8 @@ def frame_grid(render: Render, controls: Sequence[Control], *, css: str = "") ->
 
     Raises
     ------
+    TypeError
+        ``render`` is no function, or what it returns is no text.
     ControlError
         No control, one name twice, or a control that changes no frame.
 
@@ -1150,8 +1152,8 @@ class _RoofFrame:
             parts.append(
                 f'<path class="ridge" d="M{x} {top}V{axes.BOTTOM}"/>'
                 f'<text class="end" x="{axes.RIGHT}" y="{top - 5}">peak {_tflops(peak)}</text>'
-                f'<text class="end" x="{x - 5}" y="{axes.BOTTOM - 5}">◂ memory side</text>'
-                f'<text x="{x + 5}" y="{axes.BOTTOM - 5}">compute side ▸</text>'
+                f'<text class="end" x="{x - 5}" y="{axes.BOTTOM - 5}">◂ memory</text>'
+                f'<text x="{x + 5}" y="{axes.BOTTOM - 5}">compute ▸</text>'
                 f'<text class="mid" x="{x}" y="{axes.BOTTOM + 26}">ridge {_four(float(f"{ridge:.3g}"))}</text>'
             )
         middle = self.axes.lowest * 2**5
