@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,12 @@ def test_a_torch_that_cannot_be_used_is_no_gpu_and_the_reason_is_said(tmp_path, 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"False None {said}")
+
+
+def test_the_driver_is_asked_by_uuid_for_it_counts_devices_otherwise_than_cuda(monkeypatch):
+    clocks = {"GPU-aa-bb": "1980", 0: "1590"}  # device 0 of the tool is another card
+    monkeypatch.setattr(environment, "_nvidia_smi", lambda _query, which: clocks.get(which))
+    asked = environment._of_driver
+    assert asked("clocks.max.sm", types.SimpleNamespace(uuid="aa-bb"), 0) == "1980"
+    assert asked("clocks.max.sm", types.SimpleNamespace(), 0) == "1590"
+    assert asked("clocks.max.sm", types.SimpleNamespace(uuid="unknown to the tool"), 0) == "1590"

@@ -59,7 +59,7 @@ def require_cuda(what: str) -> None:
 
 
 @functools.cache
-def _nvidia_smi(query: str, index: int) -> str | None:
+def _nvidia_smi(query: str, index: int | str) -> str | None:
     """Ask the driver's own tool for one value of one device; None where it does not answer."""
     try:
         out = subprocess.run(
@@ -73,6 +73,16 @@ def _nvidia_smi(query: str, index: int) -> str | None:
         return None
     value = out.stdout.strip()
     return value if value and not value.startswith("[") else None
+
+
+def _of_driver(query: str, properties: Any, index: int) -> str | None:
+    """Ask the driver's tool about torch's device; it counts otherwise than CUDA does, so by UUID if there is one.
+
+    CUDA puts the fastest device first and hides what ``CUDA_VISIBLE_DEVICES`` leaves out; the tool does neither.
+    """
+    uuid = getattr(properties, "uuid", None)
+    found = _nvidia_smi(query, f"GPU-{uuid}") if uuid is not None else None
+    return found or _nvidia_smi(query, index)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +137,14 @@ class Environment:
         if cuda_available():
             index = torch.cuda.current_device()
             properties = torch.cuda.get_device_properties(index)
-            clock = _nvidia_smi("clocks.max.sm", index)
+            clock = _of_driver("clocks.max.sm", properties, index)
             facts |= {
                 "gpu": torch.cuda.get_device_name(index),
                 "memory_bytes": int(properties.total_memory),
                 "multiprocessors": int(properties.multi_processor_count),
                 "l2_bytes": int(getattr(properties, "L2_cache_size", 0)) or None,
                 "capability": f"{properties.major}.{properties.minor}",
-                "driver": _nvidia_smi("driver_version", index),
+                "driver": _of_driver("driver_version", properties, index),
                 "max_sm_clock_mhz": int(clock) if clock and clock.isdigit() else None,
             }
         return cls(**facts)
