@@ -281,6 +281,14 @@ def test_a_branch_without_a_result_is_wrong_once_another_input_was_answered(late
 
 
 @pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("result", [{"wall": 3.0, "pair": ...}, [..., 2], (1, ...)], ids=repr)
+def test_a_result_with_a_placeholder_left_in_it_is_not_answered_yet(result: object) -> None:
+    verdict = check("test.doubled", lambda _n: result)
+    assert verdict.status == "unanswered"
+    assert "leaves a `...` in what it returns" in verdict.message
+
+
+@pytest.mark.usefixtures("registry")
 def test_the_memory_of_one_check_does_not_reach_the_next() -> None:
     assert check("test.doubled", lambda n: 2 * n).status == "right"
     assert check("test.doubled", nothing).status == "unanswered"

@@ -58,6 +58,13 @@ def test_two_functions_of_one_name_are_an_error_that_names_both_pages(book):
         recorder.find_pages(root)
 
 
+@pytest.fixture
+def any_gpu(monkeypatch):
+    """Pretend that there is a GPU, for what is said before one is used."""
+    monkeypatch.setattr(cli, "require_cuda", lambda _what: None)
+
+
+@pytest.mark.usefixtures("any_gpu")
 def test_a_folder_that_is_no_book_says_so(tmp_path, capsys):
     assert cli.main(["record", "--root", str(tmp_path)]) == 1
     assert "holds no _toc.yml" in capsys.readouterr().err
@@ -69,11 +76,12 @@ def test_without_a_gpu_nothing_is_recorded_and_the_reason_is_said(book, monkeypa
     def none(what):
         raise NoGPUError(f"{what} needs a CUDA device: none here")
 
-    monkeypatch.setattr(recorder, "require_cuda", none)
+    monkeypatch.setattr(cli, "require_cuda", none)
     assert cli.main(["record", "--root", str(root)]) == 1
     assert "needs a CUDA device" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("any_gpu")
 def test_a_page_without_recordings_is_refused_with_the_pages_that_have_some(book, capsys):
     book("b.md", "print('nothing recorded')")
     root = book("a.md", ONE)

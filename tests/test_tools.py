@@ -374,7 +374,7 @@ def test_make_lab_opens_the_notebooks_in_jupyterlab(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = f"--no-browser --allow-root --ip=127.0.0.1 --port={port} --IdentityProvider.token=t"
+    options = f"--no-browser --ip=127.0.0.1 --port={port} --IdentityProvider.token=t"
     with subprocess.Popen(
         [sys.executable, str(ROOT / "tools" / "lab.py"), "--folder", str(tmp_path), "--lab-args", options],
         env=os.environ

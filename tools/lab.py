@@ -120,6 +120,8 @@ def main() -> int:
     # This environment's kernel, whatever other kernels the user has.
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={arguments.folder}"]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        command.append("--allow-root")  # a container's only user; without it JupyterLab refuses to start
     os.execv(sys.executable, [*command, *further])
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpucourse import __version__, recording
-from gpucourse.environment import Environment, NoGPUError, _torch_state
+from gpucourse.environment import Environment, NoGPUError, _torch_state, require_cuda
 
 __all__ = ["doctor_lines", "main"]
 
@@ -76,6 +76,8 @@ def _record(options: argparse.Namespace) -> int:
 
     root = options.root
     try:
+        if not options.check:
+            require_cuda("gpucourse record")  # before the chapters are read, which takes seconds
         pages = recorder.find_pages(root)
         if options.check:
             problems = recorder.check_recordings(root)

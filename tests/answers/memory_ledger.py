@@ -208,6 +208,7 @@ ANSWERS = {
             "GiB as GB": (gib_is_gb, "1e9 bytes"),
             "what is left": (left, "what is left under the cap"),
             "reserved forgotten": (forgot_reserved, "already reserved was forgotten"),
+            "as printed": (lambda *texts: float(texts[2].split()[0]), "a number of the message as it stands"),
             "in bytes": (in_bytes_still, "power of 1000"),
             "text": (lambda *texts: f"{shortfall(*texts)} GB", "without the unit"),
         },

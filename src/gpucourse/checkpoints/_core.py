@@ -282,9 +282,16 @@ def call(answer: Any, *args: Any, **kwargs: Any) -> Any:
         raise Wrong("Your function is `async`; a plain one is wanted.")
     if result is None or result is ...:
         _blank(f"returns `{'...' if result is ... else 'None'}`", None, show(args, kwargs))
+    if type(result) in (dict, list, tuple) and any(part is ... for part in _parts(result)):
+        _blank("leaves a `...` in what it returns", None, show(args, kwargs))
     if _has_answered.get() is False:
         _has_answered.set(True)
     return result
+
+
+def _parts(result: Any) -> list[Any]:
+    """Give the values of a plain container, one level down."""
+    return list(result.values()) if type(result) is dict else list(result)
 
 
 def _blank(what: str, error: BaseException | None, case: str = "") -> None:

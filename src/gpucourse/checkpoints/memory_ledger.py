@@ -216,6 +216,7 @@ def short_by(answer: Any, rng: np.random.Generator) -> str:
                 "that is what is left under the cap, not what is missing": (in_bytes[0] - in_bytes[1]) / 1e9,
                 "what is already reserved was forgotten": (in_bytes[2] - in_bytes[0]) / 1e9,
                 "only what was asked for was converted": in_bytes[2] / 1e9,
+                "that is a number of the message as it stands": plain[2],
             },
             rtol=1e-4,
             case=f"{texts[0]} allowed, {texts[1]} reserved, {texts[2]} asked",
