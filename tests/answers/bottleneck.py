@@ -100,10 +100,6 @@ NORM_BYTES = Answers(
             "That is not it",
         ),
         "one number for all": (lambda r, c, x, y: r * c * (x + y), "A dict"),
-        "half filled in": (
-            lambda r, c, x, y: {**norm_bytes(r, c, x, y), "softmax_steps": ...},
-            "Still at `...`: softmax_steps",
-        ),
         "a key missing": (lambda r, c, x, y: {"softmax_fused": r * c * (x + y)}, "lacks"),
         "hard-coded": (
             lambda r, c, x, y: dict.fromkeys(norm_bytes(1, 1, 1, 1), 201_332_736),
