@@ -152,6 +152,8 @@ def record_page(page: Page, root: Path) -> float:
     relative = page.path.resolve().relative_to(root.resolve())
     began = time.time()
     environment = {**os.environ, recording.RECORD_VARIABLE: f"gpucourse record {relative.as_posix()}"}
+    # This environment's kernel, whatever other kernels the user has registered.
+    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     client = NotebookClient(
         notebook,
         timeout=CELL_TIMEOUT_S,

@@ -140,7 +140,8 @@ class Chart:
             source = f' <span class="provenance">{html.escape(self.source.line())}.</span>'
         table = html.table(self.header, self.rows)
         return (
-            f'<figure class="chart">{self.svg()}'
+            '<figure class="chart"><div class="drawing" tabindex="0" role="group" aria-label="Picture">'
+            f"{self.svg()}</div>"
             f"<figcaption>{html.escape(self.caption)}{source}</figcaption>"
             f"<details><summary>Data table</summary>"
             f'<div class="scroll" tabindex="0" role="region" aria-label="Data table">{table}</div>'
