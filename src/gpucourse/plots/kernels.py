@@ -506,13 +506,15 @@ def rows_sweep(
     rows = [point["rows"] for point in sweep]
     fig, ax = figure(5.8, 3.2)
     for key, name, colour, lift in (
-        ("elapsed_us", "elapsed", ORANGE, 7),
-        ("busy_us", "kernels busy", BLUE, 8),
+        ("elapsed_us", "elapsed", ORANGE, -16),
+        ("busy_us", "kernels busy", BLUE, 9),
     ):
         values = [point[key] for point in sweep]
         ax.plot(rows, values, marker="o", color=colour)
+        beside = values[:4]  # the name is as long as four points: above all of them, or below
+        height = max(beside) if lift > 0 else min(beside)
         ax.annotate(
-            name, (rows[0], values[0]), xytext=(0, lift), textcoords="offset points", color=colour, ha="left"
+            name, (rows[0], height), xytext=(0, lift), textcoords="offset points", color=colour, ha="left"
         )
     ax.axhline(product_busy_us, color=GREY, linewidth=1.2, linestyle=(0, (5, 3)))
     ax.annotate(product, (rows[0], product_busy_us), xytext=(0, 4), textcoords="offset points", color=GREY)
