@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -9,7 +10,7 @@ import time
 import pytest
 import torch
 
-from gpucourse import hardware
+from gpucourse import cuda_events, hardware
 from gpucourse.cuda_events import ImpossibleTimingError, Timing, _settled, region, time_cuda
 from gpucourse.environment import Environment, NoGPUError, cuda_available
 from gpucourse.roofline import Work
@@ -116,6 +117,25 @@ def test_a_clock_that_falls_or_stands_low_is_named():
     assert not timing(1.0, clock_mhz=(1950.0, 1940.0)).throttled
     assert not timing(1.0).throttled
     assert "clock 1950 → 1400 MHz: throttled" in str(timing(1.0, clock_mhz=(1950.0, 1400.0)))
+
+
+@pytest.mark.parametrize(
+    ("l2", "said"), [("warm", "pairs"), ("cold", "pairs; the L2 could not be flushed between")]
+)
+def test_a_queue_that_runs_dry_at_any_moment_falls_back_and_says_so(monkeypatch, l2, said):
+    def dry(*_args):
+        raise cuda_events._QueueRanDryError
+
+    monkeypatch.setattr(cuda_events, "require_cuda", lambda _what: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda _index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(cuda_events, "_as_launched", lambda _call: (1.0, 0.1, False))
+    monkeypatch.setattr(cuda_events, "_clock_mhz", lambda: 1900.0)
+    monkeypatch.setattr(cuda_events, "_warm", dry)
+    monkeypatch.setattr(cuda_events, "_cold", dry)
+    monkeypatch.setattr(cuda_events, "_unqueued", lambda *_args: ([1.0], "pairs"))
+    assert time_cuda(len, "", l2=l2).method == said
 
 
 def test_sampling_stops_on_spread_and_never_before_twenty():

@@ -340,10 +340,12 @@ def time_cuda(
         changed = _versions(args) != before
         elapsed_ms, host_ms, escaped = _as_launched(call)
         first_mhz = _clock_mhz()
-        if l2 == "cold":
-            samples, method = _cold(call, host_ms, spread, max_seconds)
-        else:
-            samples, method = _warm(call, host_ms, spread, max_seconds)
+        try:
+            samples, method = (_cold if l2 == "cold" else _warm)(call, host_ms, spread, max_seconds)
+        except _QueueRanDryError:
+            samples, method = _unqueued(call, spread, max_seconds)
+            if l2 == "cold":
+                method += "; the L2 could not be flushed between"
         last_mhz = _clock_mhz()
         if statistics.median(samples) < NOTHING_MS:
             where = (
@@ -433,15 +435,11 @@ def _clock_mhz() -> float | None:
     """Time the spinning kernel, which counts the device's own cycles, behind another one; None where it fails."""
     import torch
 
-    def enqueue() -> list[Any]:
-        start, end = _event(), _event()
-        start.record()
+    def spin() -> None:
         torch.cuda._sleep(CLOCK_CYCLES)  # type: ignore[no-untyped-call]
-        end.record()
-        return [start, end]
 
     try:
-        return CLOCK_CYCLES / (_behind_spin(enqueue, 0.1)[0] * 1e3)
+        return CLOCK_CYCLES / (_queue(spin, 1, 0.1) * 1e3)
     except _QueueRanDryError:
         return None
 
@@ -496,10 +494,7 @@ def _sample(once: Callable[[], list[float]], spread: float, max_seconds: float) 
 def _warm(
     call: Callable[[], Any], host_ms: float, spread: float, max_seconds: float
 ) -> tuple[list[float], str]:
-    try:
-        estimate = min(_queue(call, 5, host_ms) / 5 for _ in range(2))
-    except _QueueRanDryError:
-        return _unqueued(call, spread, max_seconds)
+    estimate = min(_queue(call, 5, host_ms) / 5 for _ in range(2))
     if estimate >= LONG_MS:
         calls = max(1, min(20, int(4 / estimate)))
         samples = _sample(lambda: [_queue(call, calls, host_ms) / calls], spread, max_seconds)
@@ -517,10 +512,7 @@ def _warm(
     def difference() -> list[float]:
         return [(_queue(call, 2 * calls, host_ms) - _queue(call, calls, host_ms)) / calls]
 
-    try:
-        samples = _sample(difference, spread, max_seconds)
-    except _QueueRanDryError:
-        return _unqueued(call, spread, max_seconds)
+    samples = _sample(difference, spread, max_seconds)
     return samples, f"{2 * calls} and {calls} calls queued behind a spinning kernel, their difference"
 
 
@@ -601,12 +593,7 @@ def _cold(
         flush.zero_()
         call()
 
-    calls = 10
-    try:
-        calls = max(2, min(calls, int(10 / _queue(call, 2, host_ms))))
-    except _QueueRanDryError:
-        samples, method = _unqueued(call, spread, max_seconds)
-        return samples, f"{method}; the L2 could not be flushed between"
+    calls = max(2, min(10, int(10 / _queue(call, 2, host_ms))))
     _capture(call, 1)  # raises where nothing is launched: the flush would hide it
     alone, together = _capture(flush.zero_, calls), _capture(flushed, calls)
     if alone is not None and together is not None:
@@ -627,12 +614,8 @@ def _cold(
 
         return _behind_spin(enqueue, calls * (host_ms + 0.03))[::2]
 
-    try:
-        empty = statistics.median(pairs(lambda: None) + pairs(lambda: None))
-        samples = _sample(lambda: [value - empty for value in pairs(call)], spread, max_seconds)
-    except _QueueRanDryError:
-        samples, method = _unqueued(call, spread, max_seconds)
-        return samples, f"{method}; the L2 could not be flushed between"
+    empty = statistics.median(pairs(lambda: None) + pairs(lambda: None))
+    samples = _sample(lambda: [value - empty for value in pairs(call)], spread, max_seconds)
     return (
         samples,
         f"one event pair a call behind a spinning kernel, less an empty pair ({empty * 1e3:.1f} µs)",

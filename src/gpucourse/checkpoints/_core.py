@@ -23,7 +23,7 @@ import pkgutil
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -316,9 +316,26 @@ def _placeholders(value: Any, depth: int) -> tuple[int, int]:
         return 1, 1
     # Exact types only: a subclass may iterate forever. The depth bounds a list that contains itself.
     if depth and type(value) in (list, tuple, dict):
-        parts = [_placeholders(v, depth - 1) for v in (value.values() if type(value) is dict else value)]
+        parts = [_placeholders(part, depth - 1) for part in _parts(value)]
         return sum(p[0] for p in parts), sum(p[1] for p in parts)
     return 0, 1
+
+
+def keyed(value: Any, keys: Iterable[str]) -> dict[str, Any]:
+    """Take a dict that holds all of the keys.
+
+    Raises
+    ------
+    Wrong
+        It is no dict, or lacks some of them.
+    """
+    wanted = list(keys)
+    if not isinstance(value, dict):
+        raise Wrong(f"A dict with the keys {', '.join(wanted)} is wanted, not {show(value)}.")
+    missing = [key for key in wanted if key not in value]
+    if missing:
+        raise Wrong(f"The dict lacks {', '.join(missing)}.")
+    return value
 
 
 def _torch() -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucourse.checkpoints._core import Wrong, call, checkpoint, items, judge, number, show, word
+from gpucourse.checkpoints._core import Wrong, call, checkpoint, items, judge, keyed, number, show, word
 
 _ITEMSIZES = {1: "fp8", 2: "bf16", 4: "fp32", 8: "fp64"}
 
@@ -48,13 +48,8 @@ def norm_bytes(answer: Any, rng: np.random.Generator) -> str:
 
 def _judge_norms(answer: Any, rows: int, columns: int, x: int, y: int) -> None:
     case = f"{rows} rows of {columns}, x {_ITEMSIZES[x]}, y {_ITEMSIZES[y]}"
-    found = call(answer, rows, columns, x, y)
     right = _norm_bytes(rows, columns, x, y)
-    if not isinstance(found, dict):
-        raise Wrong(f"A dict with the keys {', '.join(right)} is wanted, not {show(found)}.")
-    missing = [key for key in right if key not in found]
-    if missing:
-        raise Wrong(f"The dict lacks {', '.join(missing)}.")
+    found = keyed(call(answer, rows, columns, x, y), right)
     n = rows * columns
     swapped = _norm_bytes(rows, columns, y, x)
     for key, value in right.items():

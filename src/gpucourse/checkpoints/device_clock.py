@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucourse.checkpoints._core import Wrong, call, checkpoint, items, judge, number, show
+from gpucourse.checkpoints._core import Wrong, call, checkpoint, items, judge, keyed, number, show
 from gpucourse.simulator import Kernel, SimulatedDevice
 
 _TIMERS = ("wall", "waited", "pair", "behind_spin")
@@ -77,12 +77,7 @@ def four_timers(answer: Any, rng: np.random.Generator) -> str:
 
 def _judge_timers(answer: Any, launch_us: float, kernel_us: float, n: int, pending_us: float) -> None:
     case = f"launch_us={launch_us}, kernel_us={kernel_us}, n={n}, pending_us={pending_us}"
-    found = call(answer, launch_us, kernel_us, n, pending_us)
-    if not isinstance(found, dict):
-        raise Wrong(f"A dict with the keys {', '.join((*_TIMERS, 'honest'))} is wanted, not {show(found)}.")
-    missing = [key for key in (*_TIMERS, "honest") if key not in found]
-    if missing:
-        raise Wrong(f"The dict lacks {', '.join(missing)}.")
+    found = keyed(call(answer, launch_us, kernel_us, n, pending_us), (*_TIMERS, "honest"))
     right = _read_timers(launch_us, kernel_us, n, pending_us)
     idle = _read_timers(launch_us, kernel_us, n, 0.0)
     busy, stepwise, paced = n * kernel_us, n * (launch_us + kernel_us), n * max(launch_us, kernel_us)
