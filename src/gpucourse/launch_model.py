@@ -1,0 +1,312 @@
+"""The time of a chain of equal kernels, from three numbers: how many, how long, and what a launch costs.
+
+The rules are those of `gpucourse.simulator`, on one stream: the host pays for each launch and goes on, a
+kernel begins once its launch has arrived and the kernel before it has ended. For equal kernels these rules
+have a closed form. With m launches that cost L each, w of work behind each, and a latency a from the host to
+the device,
+
+    total = a + L + (m - 1) * max(L, w) + w                                                    [µs]
+
+so the longer of the two sets the pace and the shorter shows at one end only. A CUDA graph is one launch with
+the work of all kernels behind it: m = 1.
+
+>>> chain = LaunchModel(kernels=100, kernel_us=0.9, launch_us=8.0)
+>>> chain.total_us, chain.bound
+(800.9, 'launch')
+>>> LaunchModel(kernels=100, kernel_us=0.9, launch_us=8.0, way="graph").total_us
+98.0
+
+`compare` holds the model against a recorded sweep of chains.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from numbers import Integral
+from typing import Any, Literal
+
+from gpucourse.simulator import Kernel, SimulatedDevice
+
+__all__ = ["Bound", "ChainComparison", "LaunchModel", "Way", "compare"]
+
+Way = Literal["eager", "graph"]
+Bound = Literal["launch", "device", "both"]
+
+_WAYS: tuple[Way, ...] = ("eager", "graph")
+_READINGS: dict[Way, str] = {"eager": "elapsed_ms", "graph": "graph_ms"}  # in the recording chain_sweep
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchModel:
+    """A chain of equal kernels on one stream, launched one by one or as one CUDA graph.
+
+    The simulator counts in whole nanoseconds, and so does this model.
+
+    Attributes
+    ----------
+    kernels
+        How many.
+    kernel_us
+        How long the device needs for one, in µs: the period of such kernels back to back.
+    launch_us
+        What a launch costs the host, in µs; a graph costs one of these.
+    way
+        "eager" for one launch a kernel, "graph" for one launch in all.
+    latency_us
+        From the end of a launch on the host to its arrival at the device, in µs.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The count is no positive integer, a time is no number, negative or not finite, or the way is neither
+        word.
+
+    Examples
+    --------
+    >>> LaunchModel(kernels=0, kernel_us=1.0, launch_us=8.0)
+    Traceback (most recent call last):
+    ...
+    ValueError: kernels is 0: a positive integer is wanted
+    """
+
+    kernels: int
+    kernel_us: float
+    launch_us: float
+    way: Way = "eager"
+    latency_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        kernels: object = self.kernels  # numpy's integers are good ones, too
+        if isinstance(kernels, bool) or not isinstance(kernels, Integral):
+            raise TypeError(f"kernels is a {type(kernels).__name__}: a positive integer is wanted")
+        if kernels < 1:
+            raise ValueError(f"kernels is {kernels}: a positive integer is wanted")
+        if self.way not in _WAYS:
+            raise ValueError(f'way is {self.way!r}: "eager" or "graph" is wanted')
+        # The simulator refuses the times that no host or device can have.
+        SimulatedDevice(launch_us=self.launch_us, latency_us=self.latency_us)
+        try:
+            Kernel(duration_us=self.kernel_us)
+        except (TypeError, ValueError) as error:
+            raise type(error)(str(error).replace("duration_us", "kernel_us")) from None
+
+    @property
+    def launches(self) -> int:
+        """Launches that the host pays for: one a kernel, or one for a graph."""
+        return 1 if self.way == "graph" else int(self.kernels)
+
+    @property
+    def work_us(self) -> float:
+        """Work that one launch puts before the device, in µs: a kernel, or all of a graph's."""
+        return self._work_ns / 1e3
+
+    @property
+    def host_us(self) -> float:
+        """What the host spends on launches, in µs."""
+        return self.launches * _ns(self.launch_us) / 1e3
+
+    @property
+    def device_us(self) -> float:
+        """What the device spends on kernels, in µs."""
+        return self._device_ns / 1e3
+
+    @property
+    def pace_us(self) -> float:
+        """From the start of one launch's work to the start of the next one's, in µs: the longer of the two."""
+        return max(_ns(self.launch_us), self._work_ns) / 1e3
+
+    @property
+    def total_us(self) -> float:
+        """From the first launch's begin on the host to the last kernel's end on the device, in µs."""
+        return self._total_ns / 1e3
+
+    @property
+    def idle_us(self) -> float:
+        """Part of the total in which the device runs nothing, in µs."""
+        return (self._total_ns - self._device_ns) / 1e3
+
+    @property
+    def idle_share(self) -> float:
+        """Idle part of the total, from 0 to 1; 0 where the total is 0."""
+        return (self._total_ns - self._device_ns) / self._total_ns if self._total_ns else 0.0
+
+    @property
+    def bound(self) -> Bound:
+        """What sets the pace: "launch", "device", or "both" where a launch lasts as long as its work."""
+        launch, work = _ns(self.launch_us), self._work_ns
+        return "both" if launch == work else "launch" if work < launch else "device"
+
+    @property
+    def bend_us(self) -> float:
+        """Kernel length at which the total bends, in µs: below it, shorter kernels gain next to nothing."""
+        return self.launch_us / (self.kernels if self.way == "graph" else 1)
+
+    @property
+    def queue_most(self) -> int:
+        """Most launches that are made and not yet over, looked at whenever the host has made another.
+
+        A real queue ends somewhere (chapter 04 records where); a chain longer than that holds the host, and
+        changes neither the total nor the idle time.
+        """
+        launch, work, latency = _ns(self.launch_us), self._work_ns, _ns(self.latency_us)
+        m = self.launches
+        if work <= launch:  # each ends `latency + work` after its own launch
+            return min(m, -(-(latency + work) // launch)) if launch else m * (latency > 0)
+        # The k-th ends at `latency + launch + k * work`, so most wait when the last is launched.
+        return m - max(0, ((m - 1) * launch - latency) // work)
+
+    def simulate(self) -> SimulatedDevice:
+        """Run the chain on a simulated device and wait for it; its history has every span.
+
+        Examples
+        --------
+        >>> device = LaunchModel(kernels=3, kernel_us=2.0, launch_us=8.0).simulate()
+        >>> device.perf_counter_ns()
+        26000
+        """
+        device = SimulatedDevice(launch_us=self.launch_us, latency_us=self.latency_us)
+        for _ in range(self.launches):
+            device.launch(Kernel(duration_us=self.work_us))
+        device.synchronize()
+        return device
+
+    @property
+    def _work_ns(self) -> int:
+        return _ns(self.kernel_us) * (int(self.kernels) if self.way == "graph" else 1)
+
+    @property
+    def _device_ns(self) -> int:
+        return int(self.kernels) * _ns(self.kernel_us)
+
+    @property
+    def _total_ns(self) -> int:
+        launch, work = _ns(self.launch_us), self._work_ns
+        return _ns(self.latency_us) + launch + (self.launches - 1) * max(launch, work) + work
+
+
+def _ns(us: float) -> int:
+    return round(float(us) * 1000)
+
+
+# --- beside what was recorded -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ChainComparison:
+    """One recorded chain of additions, and what the model says of it.
+
+    Attributes
+    ----------
+    kernels
+        Additions in the chain.
+    elements
+        Numbers that each adds to.
+    way
+        How it was launched.
+    model
+        The chain by the model.
+    measured_us
+        What an event pair around it read on an idle queue, in µs.
+    """
+
+    kernels: int
+    elements: int
+    way: Way
+    model: LaunchModel
+    measured_us: float
+
+    @property
+    def predicted_us(self) -> float:
+        """The model's total, in µs."""
+        return self.model.total_us
+
+    @property
+    def residual_us(self) -> float:
+        """Measured less predicted, in µs."""
+        return self.measured_us - self.predicted_us
+
+    @property
+    def residual_share(self) -> float:
+        """Residual over what was measured."""
+        return self.residual_us / self.measured_us
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the numbers as plain data."""
+        return {
+            "kernels": self.kernels,
+            "elements": self.elements,
+            "way": self.way,
+            "kernel_us": self.model.kernel_us,
+            "launch_us": self.model.launch_us,
+            "bound": self.model.bound,
+            "predicted_us": self.predicted_us,
+            "measured_us": self.measured_us,
+            "residual_us": self.residual_us,
+            "residual_share": self.residual_share,
+        }
+
+
+def compare(sweep: Mapping[str, Any]) -> tuple[ChainComparison, ...]:
+    """Hold the model against a recorded sweep of chains, with nothing fitted to the chains' own totals.
+
+    The launch cost is the host's, ``host_us``; the kernel's length is the device time of one addition of that
+    size by itself, so that no chain predicts itself.
+
+    Parameters
+    ----------
+    sweep
+        The recording ``chain_sweep``: ``host_us``, ``chains`` and ``one``.
+
+    Returns
+    -------
+    tuple of ChainComparison
+        Each chain twice, eager and as a graph, by number of kernels and then by size. A reading that is None
+        is left out, and so is a chain whose size was not measured by itself.
+
+    Raises
+    ------
+    ValueError
+        The launch cost was not measured, or nothing is left to compare.
+
+    Examples
+    --------
+    >>> sweep = {
+    ...     "host_us": 8.0,
+    ...     "one": [{"elements": 1024, "device_ms": 0.001}],
+    ...     "chains": [{"kernels": 100, "elements": 1024, "elapsed_ms": 0.81, "graph_ms": 0.12}],
+    ... }
+    >>> [(row.way, row.predicted_us, round(row.residual_us, 1)) for row in compare(sweep)]
+    [('eager', 801.0, 9.0), ('graph', 108.0, 12.0)]
+    """
+    launch_us = sweep["host_us"]
+    if launch_us is None:
+        raise ValueError(
+            "this sweep has no host_us, the host's cost of a launch: record chain_sweep anew on a GPU"
+        )
+    alone = {row["elements"]: row["device_ms"] for row in sweep["one"] if row["device_ms"] is not None}
+    rows = []
+    for chain in sorted(sweep["chains"], key=lambda row: (row["elements"], row["kernels"])):
+        kernel_ms = alone.get(chain["elements"])
+        for way in _WAYS:
+            reading = chain[_READINGS[way]]
+            if kernel_ms is None or reading is None:
+                continue
+            model = LaunchModel(
+                kernels=chain["kernels"],
+                kernel_us=kernel_ms * 1e3,
+                launch_us=launch_us,
+                way=way,
+            )
+            rows.append(
+                ChainComparison(
+                    kernels=chain["kernels"],
+                    elements=chain["elements"],
+                    way=way,
+                    model=model,
+                    measured_us=reading * 1e3,
+                )
+            )
+    if not rows:
+        raise ValueError("this sweep has no chain whose size was also measured by itself: nothing to compare")
+    return tuple(rows)
