@@ -7,13 +7,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
+import math
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
-from numbers import Integral
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +23,37 @@ from gpucourse import html
 from gpucourse.environment import Environment, require_cuda
 
 __all__ = [
+    "GAP_CAUSES",
     "METHOD_VERSION",
+    "Candidate",
+    "Gap",
     "Kernel",
     "KernelTrace",
     "LaunchCount",
+    "ProfilerError",
+    "Wait",
     "count_launches",
     "merge_intervals",
     "short_name",
     "trace",
 ]
 
-METHOD_VERSION = 1
+METHOD_VERSION = 2
+
+GAP_CAUSES = ("host", "synchronization", "copy", "queue")
 
 _DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 _HOST_KINDS = ("cuda_runtime", "cuda_driver")
 _LAUNCH = re.compile(r"Launch(Cooperative)?Kernel|GraphLaunch|Memcpy|Memset")
+_GRAPH = re.compile(r"GraphLaunch")
+_SYNCHRONIZE = re.compile(r"Synchronize")
+_COPY = re.compile(r"Memcpy")
+# CUPTI puts the device's stamps on the host's clock; the two agree to about a microsecond.
+_SKEW_US = 1.0
+
+
+class ProfilerError(RuntimeError):
+    """The profiler recorded nothing of CUDA, so a trace would be empty for the wrong reason."""
 
 
 def short_name(name: str) -> str:
@@ -87,7 +105,13 @@ class Kernel:
     op
         The innermost PyTorch operation whose call launched it; "" where none encloses the launch.
     shapes
-        Shapes of that operation's tensor arguments.
+        Shapes of that operation's tensor arguments in order, the tensors of a list one by one. Plain numbers are left
+        out, and 0-dimensional tensors with them: the profiler shows a number that PyTorch wrapped in a tensor just so.
+    dtypes
+        One for each of the shapes, by torch's name ("float32"); "unknown" where the profiler does not say.
+    call
+        Which call of an operation launched it: kernels of one call share the number; None where no operation
+        encloses the launch. Calls are numbered from 0 by their start on the host, those that launched nothing left out.
     start_us, duration_us
         Start after the first kernel's start, and duration, in µs of the device's clock.
     launch_us
@@ -98,6 +122,11 @@ class Kernel:
         Blocks in the grid and threads in a block, (x, y, z); None for a copy or a fill.
     registers, shared_bytes
         Registers a thread, and bytes of shared memory a block; None where the profiler does not say.
+    launch_duration_us
+        How long the host was in the call that launched it, the profiler's own part included; None where unknown.
+    thread
+        Which host thread launched it: 0 is the first that launched, a backward pass runs on another. None where
+        unknown.
     """
 
     name: str
@@ -111,11 +140,106 @@ class Kernel:
     block: tuple[int, ...] | None
     registers: int | None
     shared_bytes: int | None
+    dtypes: tuple[str, ...] = ()
+    call: int | None = None
+    launch_duration_us: float | None = None
+    thread: int | None = None
 
     @property
     def end_us(self) -> float:
         """End after the first kernel's start, in µs."""
         return self.start_us + self.duration_us
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """One call in which the host stood still until the device, or a copy, was done.
+
+    Attributes
+    ----------
+    name
+        The runtime's function: ``cudaStreamSynchronize``, or ``cudaMemcpyAsync`` from or to pageable memory.
+    start_us, duration_us
+        Start after the first kernel's start, and duration, in µs.
+    thread
+        Which host thread waited, numbered as `Kernel.thread`; None where that thread launched nothing.
+    """
+
+    name: str
+    start_us: float
+    duration_us: float
+    thread: int | None = None
+
+    @property
+    def end_us(self) -> float:
+        """End after the first kernel's start, in µs."""
+        return self.start_us + self.duration_us
+
+    @property
+    def copies(self) -> bool:
+        """Whether the call copies, and does not only wait."""
+        return _COPY.search(self.name) is not None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """A time between two pieces of work in which the whole device was idle, and why.
+
+    Attributes
+    ----------
+    start_us, duration_us
+        Start after the first kernel's start, and duration, in µs.
+    cause
+        "copy": the host was waiting for a copy when the device ran dry, and launched what came next only then.
+        "synchronization": the same with a wait that copies nothing. "host": what came next was launched after the
+        device had run dry, by a host that waited for nothing: it was late. "queue": what came next was in the
+        queue already, so the pause is the device's own. "unknown": it is not known when it was launched.
+    before, after
+        Indices in `KernelTrace.kernels` of the work that ended last and of that which came next.
+    """
+
+    start_us: float
+    duration_us: float
+    cause: str
+    before: int
+    after: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the fields as plain data."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Neighbours that one kernel might replace, judged by shape and order.
+
+    Attributes
+    ----------
+    indices
+        Their places in `KernelTrace.kernels`.
+    ops
+        The operations, one for each call.
+    elements
+        How many elements each of them runs over.
+    bytes_saved
+        Bytes of intermediate results that would no longer be written and read again, and of a tensor that a
+        reduction in front would no longer read apart; None where a dtype is unknown or the operations take lists.
+    launches_saved
+        Launches that would fall away.
+    duration_us
+        What the kernels take as they are, in µs: an upper limit on what can be gained on the device.
+    """
+
+    indices: tuple[int, ...]
+    ops: tuple[str, ...]
+    elements: int
+    bytes_saved: int | None
+    launches_saved: int
+    duration_us: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the fields as plain data."""
+        return dataclasses.asdict(self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,21 +251,74 @@ class KernelTrace:
     kernels
         Kernels, copies and fills.
     launches
-        How many launches the host made in the call.
+        How many launches the host made in the call; a CUDA graph is one.
     missing
         How many of those launches have no record on the device: above 0 the trace is incomplete.
     environment
         The machine.
+    waits
+        The calls in which the host waited, in order of start.
+    graphs
+        How many of the launches were CUDA graphs. How many kernels a graph holds is not in the record, so its launch
+        counts as recorded when at least one kernel of it is.
     """
 
     kernels: tuple[Kernel, ...]
     launches: int
     missing: int
     environment: Environment
+    waits: tuple[Wait, ...] = ()
+    graphs: int = 0
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], environment: Environment | None = None) -> KernelTrace:
+        """Take up a trace from the plain data that `as_dict` gave, such as a recording's.
+
+        Parameters
+        ----------
+        data
+            The plain data. What an older version did not keep (dtypes, calls, waits) is then empty; without waits
+            no gap can be a synchronization's or a copy's.
+        environment
+            The machine, which stands in a recording's provenance and not in the data.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The data is no trace, or a field of it is missing, unknown or no fit value.
+        """
+        if not isinstance(data, Mapping) or "kernels" not in data:
+            found = f"keys {sorted(map(str, data))[:6]}" if isinstance(data, Mapping) else type(data).__name__
+            raise TypeError(
+                f"a trace as KernelTrace.as_dict gives it has 'kernels', found {found}: pass the trace itself, "
+                "not the recording around it"
+            )
+        kernels = _each(Kernel, data["kernels"], "kernels")
+        starts = [kernel.start_us for kernel in kernels]
+        if starts != sorted(starts):
+            raise ValueError(
+                "kernels stand in order of start_us, found them unsorted: they were changed by hand"
+            )
+        launches, missing, graphs = (
+            _whole(data.get(name, default), name)
+            for name, default in (("launches", None), ("missing", None), ("graphs", 0))
+        )
+        if missing > launches or graphs > launches:
+            raise ValueError(
+                f"missing and graphs are at most the launches, found {missing} and {graphs} of {launches}"
+            )
+        return cls(
+            kernels=kernels,
+            launches=launches,
+            missing=missing,
+            environment=environment or Environment(),
+            waits=_each(Wait, data.get("waits", ()), "waits"),
+            graphs=graphs,
+        )
 
     @property
     def complete(self) -> bool:
-        """Whether every launch has its record on the device."""
+        """Whether every launch has its record on the device (a CUDA graph's: at least one)."""
         return self.missing == 0
 
     def _busy(self) -> list[tuple[float, float]]:
@@ -158,25 +335,118 @@ class KernelTrace:
         return sum(end - start for start, end in self._busy())
 
     @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """The idle times between busy stretches, in order, each with its cause."""
+        found: list[Gap] = []
+        last: int | None = None  # the work with the furthest end so far
+        for index, kernel in enumerate(self.kernels):
+            if last is not None and kernel.start_us > self.kernels[last].end_us:
+                begin = self.kernels[last].end_us
+                found.append(
+                    Gap(
+                        start_us=begin,
+                        duration_us=kernel.start_us - begin,
+                        cause=self._cause(self.kernels[last], kernel),
+                        before=last,
+                        after=index,
+                    )
+                )
+            if last is None or kernel.end_us > self.kernels[last].end_us:
+                last = index
+        return tuple(found)
+
+    def _cause(self, before: Kernel, after: Kernel) -> str:
+        dry, launch = before.end_us, after.launch_us
+        if launch is None:
+            return "unknown"
+        waiting = [wait for wait in self.waits if wait.start_us - _SKEW_US <= dry <= wait.end_us + _SKEW_US]
+        # A copy's own call launches it: what came next may be the copy that the host stood in.
+        if any(wait.copies and wait.start_us <= launch for wait in waiting):
+            return "copy"
+        if any(wait.end_us <= launch for wait in waiting):
+            return "copy" if "DtoH" in before.name else "synchronization"
+        return "host" if launch > dry else "queue"
+
+    @property
     def gaps_us(self) -> list[float]:
         """The idle times between busy stretches, in µs, in order."""
-        busy = self._busy()
-        return [after[0] - before[1] for before, after in itertools.pairwise(busy)]
+        return [gap.duration_us for gap in self.gaps]
+
+    def idle_us(self) -> dict[str, float]:
+        """Sum the gaps by cause, in µs; every cause in `GAP_CAUSES` has its entry."""
+        sums = dict.fromkeys(GAP_CAUSES, 0.0)
+        for gap in self.gaps:
+            sums[gap.cause] = sums.get(gap.cause, 0.0) + gap.duration_us
+        return sums
 
     @property
     def launch_bound(self) -> bool:
-        """Whether the device is idle for more than half of the span."""
-        return self.busy_us < 0.5 * self.span_us
+        """Whether the device waits for a late host for more than half of the span.
+
+        Waits for a synchronization or a copy do not count: fewer launches would not shorten them. The profiler slows
+        every launch, so a call near the limit is better judged without it (`cuda_events.Timing.launch_bound`).
+        """
+        return self.idle_us()["host"] > 0.5 * self.span_us
+
+    def fuse_candidates(self) -> tuple[Candidate, ...]:
+        """Find runs of neighbours that one kernel could replace.
+
+        A run is two calls or more that follow each other on one stream, element-wise operations over the same number
+        of elements, perhaps with one reduction or norm over as many at its start or its end. It never reaches across a
+        product, any other operation, a copy to or from the host, a wait, or a kernel that a compiler generated (the
+        compiler saw the graph and chose where to stop).
+
+        A candidate is judged by shape and order. Whether one operation really takes the other's result, and whether
+        anything else needs that result, is not in a trace: read the code before you believe `bytes_saved`.
+        """
+        waited = {
+            gap.after for gap in self.gaps if gap.cause in ("synchronization", "copy")
+        }  # work that came after the host had waited
+        found: list[Candidate] = []
+        for stream in dict.fromkeys(kernel.stream for kernel in self.kernels):
+            run: list[_Call] = []
+            for call in _calls(self.kernels, stream):
+                if run and not (_joins(run, call) and waited.isdisjoint(call.indices)):
+                    found += _candidate(run, self.kernels)
+                    run = []
+                if call.kind != "other":
+                    run.append(call)
+            found += _candidate(run, self.kernels)
+        return tuple(sorted(found, key=lambda candidate: candidate.indices))
+
+    def perfetto(self) -> dict[str, Any]:
+        """Give the trace in Chrome's trace format, which https://ui.perfetto.dev and ``chrome://tracing`` open.
+
+        The host has a lane a thread with its launches and waits, the device a lane a stream with its work and one
+        with the gaps by cause; an arrow leads from each launch to what it launched. Times are in µs, moved so that
+        none is negative. A launch whose duration is unknown is drawn 1 µs long.
+        """
+        return _perfetto(self)
+
+    def write_perfetto(self, path: str | Path) -> Path:
+        """Write `perfetto` as JSON to a file and give its path; open it at https://ui.perfetto.dev.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        """
+        target = Path(path)
+        target.write_text(json.dumps(self.perfetto()), encoding="utf-8")
+        return target
 
     def as_dict(self) -> dict[str, Any]:
-        """Give kernels and sums as plain data; the machine stands in the provenance."""
+        """Give kernels, waits, gaps and sums as plain data; the machine stands in the provenance."""
         return {
             "span_us": self.span_us,
             "busy_us": self.busy_us,
             "launches": self.launches,
             "missing": self.missing,
             "complete": self.complete,
+            "graphs": self.graphs,
             "kernels": [dataclasses.asdict(kernel) for kernel in self.kernels],
+            "waits": [dataclasses.asdict(wait) for wait in self.waits],
+            "gaps": [gap.as_dict() for gap in self.gaps],
         }
 
     def __str__(self) -> str:
@@ -188,12 +458,24 @@ class KernelTrace:
 
     def _sums(self) -> str:
         share = f" ({self.busy_us / self.span_us:.0%})" if self.span_us else ""
-        parts = [
-            f"{len(self.kernels)} kernels, busy {self.busy_us:.1f} of {self.span_us:.1f} µs{share}",
-            self.environment.line(),
-        ]
-        if not self.complete:
-            parts.insert(1, f"INCOMPLETE: the profiler dropped {self.missing} of {self.launches} launches")
+        parts = [f"{len(self.kernels)} kernels, busy {self.busy_us:.1f} of {self.span_us:.1f} µs{share}"]
+        idle = [f"{cause} {time:.1f} µs" for cause, time in self.idle_us().items() if time]
+        if idle:
+            parts.append(f"idle by cause: {', '.join(idle)}")
+        if self.launches and self.missing == self.launches:
+            parts.append(
+                f"NOTHING RECORDED of {self.launches} launches: the profiler heard the host, not the device"
+            )
+        elif not self.complete:
+            parts.append(f"INCOMPLETE: the profiler dropped {self.missing} of {self.launches} launches")
+        if self.graphs:
+            which = "is a CUDA graph" if self.graphs == 1 else "are CUDA graphs"
+            parts.append(
+                f"{self.graphs} of {self.launches} launches {which}, whose number of kernels cannot be checked"
+            )
+        parts.append(
+            self.environment.line() if self.environment.gpu else "the data does not name its machine"
+        )
         return "; ".join(parts)
 
     def _repr_html_(self) -> str:
@@ -201,7 +483,7 @@ class KernelTrace:
             (
                 index + 1,
                 kernel.op,
-                " ".join(str(list(shape)) for shape in kernel.shapes),
+                _shapes_text(kernel),
                 short_name(kernel.name),
                 f"{kernel.start_us:.1f}",
                 f"{kernel.duration_us:.1f}",
@@ -233,6 +515,8 @@ def trace(fn: Callable[..., Any], *args: Any, warm_up: int = 3) -> KernelTrace:
     ------
     NoGPUError
         There is no CUDA device; `count_launches` needs none.
+    ProfilerError
+        The profiler recorded no call of CUDA at all, not even those that `trace` makes: it cannot use CUPTI here.
     TypeError, ValueError
         `fn` cannot be called; `warm_up` is no whole number or below 1.
     """
@@ -243,27 +527,70 @@ def trace(fn: Callable[..., Any], *args: Any, warm_up: int = 3) -> KernelTrace:
         raise ValueError(f"warm_up is at least 1, found {warm_up!r}: a first call differs from later ones")
     require_cuda("trace (count_launches needs none)")
     import torch
-    from torch.profiler import ProfilerActivity, profile, record_function
+    from torch.profiler import ProfilerActivity
+
+    def begin() -> None:
+        # A launch of our own: where the profiler does not hear even this one, it hears nothing.
+        torch.zeros(1, device="cuda").add_(1)
+        torch.cuda.synchronize()
 
     for _ in range(warm_up):
         fn(*args)
     torch.cuda.synchronize()
-    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    with profile(
-        activities=activities, acc_events=True
-    ):  # the first profile of a process can lose its first kernels
-        torch.zeros(1, device="cuda").add_(1)
-        torch.cuda.synchronize()
+    activities = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
+    _profile(
+        begin, activities=activities, begin=begin, end=torch.cuda.synchronize
+    )  # the first can lose kernels
+    events, lists = _profile(
+        functools.partial(fn, *args), activities=activities, begin=begin, end=torch.cuda.synchronize
+    )
+    return parse_chrome_trace(events, Environment.capture(), lists)
+
+
+def _profile(
+    fn: Callable[[], Any],
+    *,
+    activities: Sequence[Any],
+    begin: Callable[[], Any],
+    end: Callable[[], Any],
+) -> tuple[list[dict[str, Any]], dict[int, list[list[str]]]]:
+    """Run a call under the profiler, marked; give its events and the dtypes in the tensor lists of each operation."""
+    from torch.profiler import profile, record_function
+
     with profile(activities=activities, record_shapes=True, acc_events=True) as profiled:
-        torch.cuda.synchronize()
+        begin()
         with record_function(_MARK):
-            fn(*args)
-        torch.cuda.synchronize()
+            fn()
+        end()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiled.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    return parse_chrome_trace(events, Environment.capture())
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    return events, _list_dtypes(profiled)
+
+
+def _list_dtypes(profiled: Any) -> dict[int, list[list[str]]]:
+    """Read the dtypes of tensors in lists, which the exported file leaves out, by the operation's external id.
+
+    The event tree is an experimental part of torch: where it is another or gone, the dtypes stay unknown.
+    """
+    found: dict[int, list[list[str]]] = {}
+    try:
+        nodes = list(profiled.profiler.kineto_results.experimental_event_tree())
+        while nodes:
+            node = nodes.pop()
+            nodes.extend(node.children)
+            inputs = getattr(node.extra_fields, "inputs", None) or ()
+            lists = [
+                [str(tensor.dtype).removeprefix("torch.") for tensor in value if hasattr(tensor, "sizes")]
+                for value in inputs
+                if isinstance(value, list)
+            ]
+            if lists:
+                found[int(node.correlation_id)] = lists
+    except (AttributeError, RuntimeError, TypeError):
+        return {}
+    return found
 
 
 def _refuse_result(fn: object, who: str) -> None:
@@ -277,7 +604,11 @@ def _refuse_result(fn: object, who: str) -> None:
 _MARK = "gpucourse.trace"
 
 
-def parse_chrome_trace(events: list[dict[str, Any]], environment: Environment) -> KernelTrace:
+def parse_chrome_trace(
+    events: list[dict[str, Any]],
+    environment: Environment,
+    lists: Mapping[int, Sequence[Sequence[str]]] | None = None,
+) -> KernelTrace:
     """Read the kernels of the marked call out of a Chrome trace of torch.profiler.
 
     Parameters
@@ -286,24 +617,32 @@ def parse_chrome_trace(events: list[dict[str, Any]], environment: Environment) -
         ``traceEvents`` of the exported file; times in µs.
     environment
         The machine that it was recorded on.
+    lists
+        The dtypes in each operation's tensor lists, by its external id: the file itself does not hold them.
 
     Raises
     ------
+    ProfilerError
+        The profiler recorded no call of CUDA.
     ValueError
         The mark that `trace` puts around the call is missing.
     """
     marks = [e for e in events if e.get("name") == _MARK and e.get("cat") == "user_annotation"]
     if not marks:
         raise ValueError(f"no event {_MARK!r} in the trace: it was not made by gpucourse.kernels.trace")
+    if not any(e.get("cat") in _HOST_KINDS for e in events):
+        raise ProfilerError(
+            "the profiler recorded no call of CUDA, not even the ones that trace makes itself: CUPTI cannot be used "
+            "here. See whether another profiler is attached (nsys, ncu, DCGM), and whether "
+            "torch.profiler.supported_activities() lists CUDA"
+        )
     begin = float(marks[0]["ts"])
     end = begin + float(marks[0]["dur"])
-    launches = {
+    calls = [e for e in events if e.get("cat") in _HOST_KINDS and begin <= float(e["ts"]) <= end]
+    launches: dict[Any, dict[str, Any]] = {
         e["args"]["correlation"]: e
-        for e in events
-        if e.get("cat") in _HOST_KINDS
-        and "correlation" in e.get("args", {})
-        and _LAUNCH.search(e["name"])
-        and begin <= float(e["ts"]) <= end
+        for e in calls
+        if "correlation" in e.get("args", {}) and _LAUNCH.search(e["name"])
     }
     ran = [
         e
@@ -311,24 +650,33 @@ def parse_chrome_trace(events: list[dict[str, Any]], environment: Environment) -
         if e.get("cat") in _DEVICE_KINDS and e.get("args", {}).get("correlation") in launches
     ]
     ran.sort(key=lambda e: float(e["ts"]))
-    ops: dict[Any, list[dict[str, Any]]] = {}
-    for event in events:
-        if event.get("cat") == "cpu_op":
-            ops.setdefault(event.get("tid"), []).append(event)
     origin = float(ran[0]["ts"]) if ran else begin
+    in_order = sorted(launches.values(), key=lambda e: float(e["ts"]))
+    launchers = _innermost(events, in_order)
+    threads: dict[Any, int] = {}
+    numbers: dict[int, int] = {}  # of calls of operations, by the identity of their event
+    for launch in in_order:
+        threads.setdefault(launch.get("tid"), len(threads))
+    for around in sorted(filter(None, launchers.values()), key=lambda e: float(e["ts"])):
+        numbers.setdefault(id(around), len(numbers))
     kernels = []
     for event in ran:
-        launch = launches[event["args"]["correlation"]]
-        op = _innermost(ops.get(launch.get("tid"), []), float(launch["ts"]))
         facts = event["args"]
+        launch = launches[facts["correlation"]]
+        op = launchers[facts["correlation"]]
+        shapes, dtypes = _arguments(op, lists or {})
         kernels.append(
             Kernel(
                 name=event["name"],
                 op=op["name"] if op else "",
-                shapes=_shapes(op),
-                start_us=float(event["ts"]) - origin,
+                shapes=shapes,
+                dtypes=dtypes,
+                call=numbers[id(op)] if op else None,
+                start_us=_after(origin, event),
                 duration_us=float(event["dur"]),
-                launch_us=float(launch["ts"]) - origin,
+                launch_us=_after(origin, launch),
+                launch_duration_us=float(launch["dur"]) if "dur" in launch else None,
+                thread=threads[launch.get("tid")],
                 stream=int(facts.get("stream", 0)),
                 grid=tuple(facts["grid"]) if "grid" in facts else None,
                 block=tuple(facts["block"]) if "block" in facts else None,
@@ -337,26 +685,454 @@ def parse_chrome_trace(events: list[dict[str, Any]], environment: Environment) -
             )
         )
     recorded = {e["args"]["correlation"] for e in ran}
+    pageable = {e["args"]["correlation"] for e in ran if "Pageable" in e["name"]}
     return KernelTrace(
         kernels=tuple(kernels),
         launches=len(launches),
         missing=len(launches.keys() - recorded),
         environment=environment,
+        waits=tuple(
+            Wait(
+                name=e["name"],
+                start_us=_after(origin, e),
+                duration_us=float(e.get("dur", 0)),
+                thread=threads.get(e.get("tid")),
+            )
+            for e in sorted(calls, key=lambda e: float(e["ts"]))
+            if _waits(e, pageable)
+        ),
+        graphs=sum(_GRAPH.search(e["name"]) is not None for e in in_order),
     )
 
 
-def _innermost(ops: list[dict[str, Any]], at: float) -> dict[str, Any] | None:
-    around = [op for op in ops if float(op["ts"]) <= at <= float(op["ts"]) + float(op["dur"])]
-    return max(around, key=lambda op: float(op["ts"]), default=None)
+def _after(origin: float, event: Mapping[str, Any]) -> float:
+    return round(float(event["ts"]) - origin, 3)  # the profiler's own resolution is 1 ns
 
 
-def _shapes(op: dict[str, Any] | None) -> tuple[tuple[int, ...], ...]:
-    dims = (op or {}).get("args", {}).get("Input Dims", [])
+def _waits(call: Mapping[str, Any], pageable: set[Any]) -> bool:
+    """Whether the host stands still in a runtime call until the device, or a copy, is done."""
+    name = call["name"]
+    if _COPY.search(name):
+        # An asynchronous copy from or to pageable memory still goes through a buffer of the driver's, and blocks.
+        return "Async" not in name or call.get("args", {}).get("correlation") in pageable
+    return _SYNCHRONIZE.search(name) is not None
+
+
+def _innermost(
+    events: Sequence[dict[str, Any]], launches: Sequence[dict[str, Any]]
+) -> dict[Any, dict[str, Any] | None]:
+    """Find the innermost operation around each launch, on the launch's own thread, by its correlation.
+
+    A kernel that Inductor generated is launched inside an event with the kernel's name, which stands for the operation.
+    """
+    by_thread: dict[Any, list[tuple[float, int, float, dict[str, Any]]]] = {}
+    for event in events:
+        kind, name = event.get("cat"), str(event.get("name"))
+        if kind == "cpu_op" or (kind == "user_annotation" and name.startswith("triton_")):
+            entry = (float(event["ts"]), 0, -float(event.get("dur", 0)), event)
+            by_thread.setdefault(event.get("tid"), []).append(entry)
+    for launch in launches:
+        by_thread.setdefault(launch.get("tid"), []).append((float(launch["ts"]), 1, 0.0, launch))
+    found: dict[Any, dict[str, Any] | None] = {}
+    for entries in by_thread.values():
+        open_: list[dict[str, Any]] = []
+        for at, is_launch, _, event in sorted(entries, key=lambda entry: entry[:3]):
+            while open_ and float(open_[-1]["ts"]) + float(open_[-1].get("dur", 0)) < at:
+                open_.pop()
+            if is_launch:
+                found[event["args"]["correlation"]] = open_[-1] if open_ else None
+            else:
+                open_.append(event)
+    return found
+
+
+_TORCH_NAMES = {
+    "float": "float32",
+    "double": "float64",
+    "c10::Half": "float16",
+    "c10::BFloat16": "bfloat16",
+    "long int": "int64",
+    "long": "int64",
+    "long long": "int64",
+    "int": "int32",
+    "short int": "int16",
+    "short": "int16",
+    "signed char": "int8",
+    "unsigned char": "uint8",
+    "short unsigned int": "uint16",
+    "unsigned short": "uint16",
+    "unsigned int": "uint32",
+    "long unsigned int": "uint64",
+    "unsigned long": "uint64",
+    "bool": "bool",
+    "c10::complex<c10::Half>": "complex32",
+    "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128",
+}
+
+_ITEM_BYTES = {
+    **dict.fromkeys(("int8", "uint8", "bool"), 1),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("float32", "int32", "uint32", "complex32"), 4),
+    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
+    "complex128": 16,
+}
+
+
+def _torch_name(name: str) -> str:
+    """Give torch's name of a dtype that the profiler names in C++; one that is not listed loses its namespace."""
+    if name in ("", "Scalar", "TensorList", "GenericList"):
+        return "unknown"
+    return _TORCH_NAMES.get(name) or name.removeprefix("c10::").lower()
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(size, int) for size in value)
+
+
+def _arguments(
+    op: Mapping[str, Any] | None, lists: Mapping[int, Sequence[Sequence[str]]]
+) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+    """Read shapes and dtypes of an operation's tensors; lists are laid out flat, what has no dimension is left out."""
+    facts = (op or {}).get("args", {})
+    dims = facts.get("Input Dims", [])
+    kinds = facts.get("Input type", [])
+    names = iter(lists.get(facts.get("External id"), ()))
+    shapes: list[tuple[int, ...]] = []
+    dtypes: list[str] = []
+    for place, value in enumerate(dims):
+        kind = str(kinds[place]) if place < len(kinds) else ""
+        nested = isinstance(value, list) and bool(value) and isinstance(value[0], list)
+        if nested or kind == "TensorList":
+            inside = list(next(names, ()))
+            if len(inside) != len(value):
+                inside = ["unknown"] * len(value)
+            pairs = list(zip(value, inside, strict=True))
+        else:
+            pairs = [(value, _torch_name(kind))]
+        for shape, dtype in pairs:
+            if _is_shape(shape):
+                shapes.append(tuple(shape))
+                dtypes.append(dtype)
+    return tuple(shapes), tuple(dtypes)
+
+
+# --- plain data ------------------------------------------------------------------------------------------
+
+
+def _each(kind: type[Any], rows: object, what: str) -> tuple[Any, ...]:
+    """Make the facts of one kind from a list of dicts, and say which entry does not fit."""
+    if not isinstance(rows, Sequence) or isinstance(rows, str):
+        raise TypeError(f"{what} are a list, found {type(rows).__name__}")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    made = []
+    for place, row in enumerate(rows):
+        where = f"{what}[{place}]"
+        if not isinstance(row, Mapping):
+            raise TypeError(f"{where} is a dict of fields, found {type(row).__name__}")
+        lacking = [n for n, f in fields.items() if n not in row and f.default is dataclasses.MISSING]
+        unknown = sorted(set(map(str, row)) - fields.keys())
+        if lacking or unknown:
+            said = (
+                f"lacks {', '.join(lacking)}" if lacking else f"has the unknown fields {', '.join(unknown)}"
+            )
+            raise ValueError(f"{where} {said}: it is no {kind.__name__} of this version of gpucourse")
+        made.append(
+            kind(**{name: _fit(name, row[name], f"{where}.{name}") for name in fields if name in row})
+        )
+        if kind is Kernel and made[-1].dtypes and len(made[-1].dtypes) != len(made[-1].shapes):
+            raise ValueError(
+                f"{where} has {len(made[-1].shapes)} shapes and {len(made[-1].dtypes)} dtypes: one for each is wanted"
+            )
+    return tuple(made)
+
+
+def _fit(name: str, value: object, where: str) -> Any:
+    """Check one field of plain data and give it the type that the facts have."""
+    if name in ("name", "op"):
+        if not isinstance(value, str):
+            raise TypeError(f"{where} is text, found {value!r}")
+        return value
+    if name in ("shapes", "grid", "block", "dtypes"):
+        if value is None and name in ("grid", "block"):
+            return None
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise TypeError(f"{where} is a list, found {value!r}")
+        if name == "shapes":
+            return tuple(tuple(_whole(size, where) for size in shape) for shape in value)
+        if name == "dtypes":
+            return tuple(_fit("name", dtype, where) for dtype in value)
+        return tuple(_whole(size, where) for size in value)
+    if name in ("start_us", "duration_us"):
+        return _time(value, where, least=0.0 if name == "duration_us" else -math.inf)
+    if name in ("launch_us", "launch_duration_us"):
+        return None if value is None else _time(value, where)
+    return None if value is None and name != "stream" else _whole(value, where)
+
+
+def _time(value: object, where: str, least: float = -math.inf) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value < least:
+        wanted = "a finite number of µs" if least == -math.inf else f"a number of µs from {least:g}"
+        raise ValueError(f"{where} is {wanted}, found {value!r}")
+    return float(value)
+
+
+def _whole(value: object, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise ValueError(f"{where} is a whole number from 0, found {value!r}")
+    return int(value)
+
+
+# --- fusion ----------------------------------------------------------------------------------------------
+
+# Element-wise, though their schema has no tag that says so, or where torch is not at hand to ask.
+_ELEMENT_WISE = frozenset(
+    re.findall(
+        r"\w+",
+        "abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or ceil clamp clamp_max clamp_min clone copy cos div "
+        "elu eq erf exp fill floor ge gelu gelu_backward gt hardtanh isnan le leaky_relu lerp log logical_and "
+        "logical_not logical_or lt masked_fill maximum minimum mul native_dropout native_dropout_backward ne neg "
+        "pow reciprocal relu remainder round rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin "
+        "softplus sqrt square sub tanh tanh_backward threshold_backward to_copy where zero",
+    )
+)
+_REDUCTIONS = frozenset(
+    re.findall(
+        r"\w+",
+        "all amax amin any argmax argmin fused_rms_norm fused_rms_norm_backward linalg_vector_norm log_softmax "
+        "log_softmax_backward_data logsumexp max mean min native_batch_norm native_group_norm "
+        "native_group_norm_backward native_layer_norm native_layer_norm_backward norm prod softmax "
+        "softmax_backward_data std std_mean sum var var_mean",
+    )
+)
+# Those of them whose result is as large as what they read.
+_KEEP_SIZE = re.compile(r"(native_\w+|fused_rms)_norm|softmax")
+
+
+def _bare(op: str) -> str:
+    """Give an operation's name without its namespace and outer underscores: ``aten::_softmax`` is ``softmax``."""
+    return op.removeprefix("aten::").strip("_")
+
+
+@functools.cache
+def _pointwise(op: str) -> bool:
+    """Whether each element of the operation's result needs only the elements at its own place."""
+    name = op.removeprefix("aten::")
+    if name.startswith("_foreach_"):
+        return _bare(op) not in ("foreach_norm", "foreach_max")
+    if not op.startswith("aten::"):
+        return False
+    if _bare(op) in _ELEMENT_WISE:
+        return True
+    try:
+        import torch
+    except (ImportError, OSError):
+        return False
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = packet.overloads() if packet is not None else ()
+    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """The kernels of one call of an operation on one stream, and what kind of operation it is."""
+
+    indices: tuple[int, ...]
+    op: str
+    kind: str  # "pointwise", "reduction" or "other"
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    elements: int
+
+    @property
+    def lists(self) -> bool:
+        return "_foreach_" in self.op
+
+
+def _calls(kernels: Sequence[Kernel], stream: int) -> list[_Call]:
+    mine = [(index, kernel) for index, kernel in enumerate(kernels) if kernel.stream == stream]
+    found = []
+    # Without a number (no operation, older data) each kernel stands for itself.
+    for _, group in itertools.groupby(
+        mine, key=lambda pair: (pair[1].call, pair[1].call is None and pair[0])
+    ):
+        indices, members = zip(*group, strict=True)
+        first = members[0]
+        elements = _elements(first)
+        moves = any(re.search(r"HtoD|DtoH|PtoP|HtoH", kernel.name) for kernel in members)
+        kind = "other"
+        if elements and not moves:
+            if _pointwise(first.op):
+                kind = "pointwise"
+            elif _bare(first.op) in _REDUCTIONS and first.op.startswith("aten::"):
+                kind = "reduction"
+        found.append(
+            _Call(
+                indices=indices,
+                op=first.op,
+                kind=kind,
+                shapes=first.shapes,
+                dtypes=first.dtypes or ("unknown",) * len(first.shapes),
+                elements=elements,
+            )
+        )
+    return found
+
+
+def _elements(kernel: Kernel) -> int:
+    """Count what an operation runs over: the broadcast of its shapes, or all tensors of a list; 0 where unknown."""
+    if not kernel.shapes:
+        return 0
+    if "_foreach_" in kernel.op:
+        return sum(math.prod(shape) for shape in kernel.shapes)
+    if _bare(kernel.op) in _REDUCTIONS:
+        return max(math.prod(shape) for shape in kernel.shapes)
+    width = max(map(len, kernel.shapes))
+    padded = [(1,) * (width - len(shape)) + shape for shape in kernel.shapes]
+    return math.prod(max(sizes) if min(sizes) else 0 for sizes in zip(*padded, strict=True))
+
+
+def _joins(run: Sequence[_Call], call: _Call) -> bool:
+    """Whether a call can go on with a run: only at its two ends may a reduction stand."""
+    last = run[-1]
+    if call.kind == "other" or (last.kind == "reduction" and (len(run) > 1 or call.kind == "reduction")):
+        return False
+    if last.lists and call.lists:  # one takes p, another p and g: the longer is the shorter, repeated
+        short, long_ = sorted((last.shapes, call.shapes), key=len)
+        return short * (len(long_) // len(short)) == long_
+    return last.lists == call.lists and last.elements == call.elements and _full(call) != ()
+
+
+def _full(call: _Call) -> tuple[str, ...]:
+    """Give the dtypes of those arguments that have all the elements which the call runs over."""
     return tuple(
-        tuple(int(size) for size in shape)
-        for shape in dims
-        if isinstance(shape, list) and shape and all(isinstance(size, int) for size in shape)
+        dtype
+        for shape, dtype in zip(call.shapes, call.dtypes, strict=True)
+        if math.prod(shape) == call.elements
     )
+
+
+def _candidate(run: Sequence[_Call], kernels: Sequence[Kernel]) -> list[Candidate]:
+    if len(run) < 2:
+        return []
+    indices = tuple(sorted(itertools.chain.from_iterable(call.indices for call in run)))
+    saved: int | None = 0
+    for before, after in itertools.pairwise(run):
+        sizes = {_ITEM_BYTES.get(dtype) for dtype in _full(after)}
+        size = sizes.pop() if len(sizes) == 1 else None
+        if size is None or after.lists or saved is None:
+            saved = None
+            break
+        keeps = before.kind == "pointwise" or _KEEP_SIZE.search(before.op)
+        # Written and read again; after a reduction to less, only its own reading of the tensor falls away.
+        saved += after.elements * size * (2 if keeps else 1)
+    return [
+        Candidate(
+            indices=indices,
+            ops=tuple(call.op for call in run),
+            elements=min(call.elements for call in run),
+            bytes_saved=saved,
+            # A call that needs several launches for itself (a long list, a fill before a sum) keeps needing them.
+            launches_saved=len(indices) - max(len(call.indices) for call in run),
+            duration_us=sum(kernels[index].duration_us for index in indices),
+        )
+    ]
+
+
+# --- Perfetto --------------------------------------------------------------------------------------------
+
+_HOST, _DEVICE, _IDLE = 1, 2, 0  # process and thread numbers in the file
+
+
+def _shapes_text(kernel: Kernel) -> str:
+    """Write the shapes with their dtypes; a long list is cut."""
+    dtypes = kernel.dtypes or ("unknown",) * len(kernel.shapes)
+    texts = [
+        str(list(shape)) + (f" {dtype}" if dtype != "unknown" else "")
+        for shape, dtype in zip(kernel.shapes, dtypes, strict=True)
+    ]
+    return ", ".join([*texts[:6], f"and {len(texts) - 6} more"] if len(texts) > 6 else texts)
+
+
+def _slice(name: str, process: int, lane: int, begin: float, length: float, **facts: Any) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": name,
+        "pid": process,
+        "tid": lane,
+        "ts": round(begin, 3),
+        "dur": round(length, 3),
+        "args": {key: value for key, value in facts.items() if value is not None},
+    }
+
+
+def _perfetto(trace: KernelTrace) -> dict[str, Any]:
+    starts = [k.launch_us for k in trace.kernels if k.launch_us is not None]
+    shift = -min([0.0, *starts, *(wait.start_us for wait in trace.waits)])
+    # A lane of our own beside the streams, whose numbers are CUDA's.
+    lanes = {stream: stream + 1 for stream in sorted({kernel.stream for kernel in trace.kernels})}
+    threads = sorted({k.thread or 0 for k in trace.kernels} | {w.thread or 0 for w in trace.waits})
+    names: list[tuple[int, int | None, str]] = [
+        (_HOST, None, "host"),
+        (_DEVICE, None, trace.environment.gpu or "device"),
+    ]
+    names += [(_HOST, thread, f"host thread {thread}") for thread in threads]
+    names += [(_DEVICE, lane, f"stream {stream}") for stream, lane in lanes.items()]
+    names += [(_DEVICE, _IDLE, "idle, by cause")]
+    events: list[dict[str, Any]] = [
+        {
+            "ph": "M",
+            "name": "process_name" if lane is None else "thread_name",
+            "pid": process,
+            "tid": lane or 0,
+            "args": {"name": name},
+        }
+        for process, lane, name in names
+    ]
+    drawn: set[tuple[float, int]] = set()
+    for index, kernel in enumerate(trace.kernels):
+        begin, lane = kernel.start_us + shift, lanes[kernel.stream]
+        events.append(
+            _slice(
+                short_name(kernel.name),
+                _DEVICE,
+                lane,
+                begin,
+                kernel.duration_us,
+                op=kernel.op or None,
+                shapes=_shapes_text(kernel) or None,
+                grid=list(kernel.grid) if kernel.grid else None,
+                block=list(kernel.block) if kernel.block else None,
+                registers=kernel.registers,
+                shared_bytes=kernel.shared_bytes,
+                call=kernel.call,
+                kernel=kernel.name,
+                index=index,
+            )
+        )
+        if kernel.launch_us is None:
+            continue
+        launch, thread = kernel.launch_us + shift, kernel.thread or 0
+        if (launch, thread) not in drawn:  # a CUDA graph is one launch of many kernels
+            drawn.add((launch, thread))
+            label = f"launch {kernel.op.removeprefix('aten::') or short_name(kernel.name)}"
+            length = 1.0 if kernel.launch_duration_us is None else kernel.launch_duration_us
+            events.append(_slice(label, _HOST, thread, launch, length, op=kernel.op or None))
+        arrow = {"name": "launch", "cat": "launch", "id": index + 1}
+        events.append({"ph": "s", "pid": _HOST, "tid": thread, "ts": round(launch, 3), **arrow})
+        events.append({"ph": "f", "bp": "e", "pid": _DEVICE, "tid": lane, "ts": round(begin, 3), **arrow})
+    for wait in trace.waits:
+        if (wait.start_us + shift, wait.thread or 0) not in drawn:  # a blocking copy is drawn as its launch
+            events.append(
+                _slice(
+                    wait.name, _HOST, wait.thread or 0, wait.start_us + shift, wait.duration_us, waits=True
+                )
+            )
+    events += [_slice(gap.cause, _DEVICE, _IDLE, gap.start_us + shift, gap.duration_us) for gap in trace.gaps]
+    return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+
+# --- counting without a device ---------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,11 +1147,14 @@ class LaunchCount:
         Names of those that only look at memory differently, or only allocate, and launch nothing.
     host
         Names of those on host tensors alone, in a call that works on a device too: they launch nothing there.
+    empty
+        Names of those whose results have no element: PyTorch returns before it launches anything.
     """
 
     operations: tuple[str, ...]
     views: tuple[str, ...]
     host: tuple[str, ...] = ()
+    empty: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
@@ -430,7 +1209,7 @@ def count_launches(fn: Callable[..., Any], *args: Any) -> LaunchCount:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    seen: list[tuple[str, bool, set[str]]] = []  # name, launches nothing, devices of its tensors
+    seen: list[tuple[str, str, set[str]]] = []  # name, "view", "empty" or "launch", devices of its tensors
 
     class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -440,15 +1219,22 @@ def count_launches(fn: Callable[..., Any], *args: Any) -> LaunchCount:
                 view = func.is_view or torch.Tag.inplace_view in func.tags or name in _ALIASES
                 leaves = tree_leaves((args, kwargs, result))
                 devices = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)}
-                seen.append((name, view or name in _ALLOCATE_ONLY, devices))
+                results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+                # Where the size of the result is found by the work itself (nonzero), the work was launched.
+                found = torch.Tag.dynamic_output_shape in func.tags
+                empty = bool(results) and not found and all(leaf.numel() == 0 for leaf in results)
+                kind = "view" if view or name in _ALLOCATE_ONLY else "empty" if empty else "launch"
+                seen.append((name, kind, devices))
             return result
 
     with Counting():  # type: ignore[no-untyped-call]
         fn(*args)
     # Beside work on a device, an operation on host tensors alone (an optimizer's step counter) launches nothing.
-    on_host = {"cpu"} if any(devices - {"cpu"} for _, _, devices in seen) else set()
+    beside = any(devices - {"cpu"} for _, _, devices in seen)
+    host = {"cpu"} if beside else None
     return LaunchCount(
-        operations=tuple(n for n, nothing, on in seen if not nothing and (not on_host or on != on_host)),
-        views=tuple(n for n, nothing, _ in seen if nothing),
-        host=tuple(n for n, nothing, on in seen if not nothing and on_host and on == on_host),
+        operations=tuple(name for name, kind, on in seen if kind == "launch" and on != host),
+        views=tuple(name for name, kind, _ in seen if kind == "view"),
+        host=tuple(name for name, kind, on in seen if kind == "launch" and on == host),
+        empty=tuple(name for name, kind, _ in seen if kind == "empty"),
     )
