@@ -1,8 +1,8 @@
 """Sliders that need no kernel: Python renders every frame beforehand, and the controls choose one.
 
 `frame_grid` makes a grid of frames from a render function and its controls, out of standard ipywidgets alone,
-so that the same object works in a notebook and, with no kernel, in a page. `memory_lab` and `roofline_lab`
-are calls of it, each in a file of its own.
+so that the same object works in a notebook and, with no kernel, in a page. `memory_lab`, `roofline_lab` and
+`launch_lab` are calls of it, each in a file of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from gpucourse.widgets.grid import Control, ControlError, Each, FrameGrid, Render, frame_grid
+from gpucourse.widgets.launch import launch_lab
 from gpucourse.widgets.memory import memory_lab
 from gpucourse.widgets.roof import NIGHT_FLOPS, roofline_lab
 
@@ -28,6 +29,7 @@ __all__ = [
     "FrameGrid",
     "Render",
     "frame_grid",
+    "launch_lab",
     "memory_lab",
     "roofline_lab",
 ]
