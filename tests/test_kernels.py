@@ -127,11 +127,10 @@ def test_dtypes_are_torch_names_one_for_each_kept_shape():
     assert found.dtypes == ("bfloat16", "float32", "int64")
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
-    + ["complex64", "complex128"],
-)
+DTYPES = "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 complex128"
+
+
+@pytest.mark.parametrize("dtype", DTYPES.split())
 def test_every_dtype_that_this_profiler_names_is_given_by_torchs_name(dtype):
     x = torch.zeros(2, 3, dtype=getattr(torch, dtype))
     events, _ = on_cpu(x.clone)
@@ -148,16 +147,26 @@ def test_lists_of_tensors_are_laid_out_flat_with_their_dtypes():
     dims = [[[4, 8], [4]], [[4, 8], [4]], [], [[], []]]
     types = ["TensorList", "TensorList", "Scalar", "TensorList"]
     step = op("aten::_fused_adamw_", 110, 40, dims, types, **{"External id": 9})
-    halves = [["float32", "float32"], ["bfloat16", "bfloat16"], ["float32", "float32"]]
-    found = only(step, lists={9: halves})
+    weights, gradients = ([((4, 8), dtype), ((4,), dtype)] for dtype in ("float32", "bfloat16"))
+    counters = [((), "float32")] * 2
+    found = only(step, lists={9: [weights, gradients, counters]})
     assert found.shapes == ((4, 8), (4,), (4, 8), (4,))
     assert found.dtypes == ("float32", "float32", "bfloat16", "bfloat16")
     assert only(step).dtypes == ("unknown",) * 4, "the exported file alone does not say"
 
 
-def test_a_list_whose_dtypes_do_not_match_it_in_number_stays_unknown():
+def test_a_list_that_does_not_match_the_events_own_keeps_its_shapes_and_no_dtypes():
     step = op("aten::cat", 110, 40, [[[2], [3]], []], ["TensorList", "Scalar"], **{"External id": 9})
-    assert only(step, lists={9: [["float32"]]}).dtypes == ("unknown", "unknown")
+    found = only(step, lists={9: [[((2,), "float32")]]})
+    assert (found.shapes, found.dtypes) == (((2,), (3,)), ("unknown", "unknown"))
+
+
+def test_a_list_too_long_for_the_exported_file_is_read_whole():
+    weights = [torch.zeros(3, 4) for _ in range(40)]
+    events, lists = on_cpu(lambda: torch._foreach_add_(weights, 1.0))
+    (step,) = [event for event in events if event["name"] == "aten::_foreach_add_"]
+    assert step["args"]["Input Dims"][0] == [], "else this test is of no use any more"
+    assert kernels._arguments(step, lists) == (((3, 4),) * 40, ("float32",) * 40)
 
 
 def test_kernels_of_one_call_share_its_number_and_none_is_given_outside_an_operation():
@@ -359,13 +368,9 @@ def test_a_function_that_raises_leaves_the_profiler_stopped():
 
 
 def test_the_profilers_event_tree_gives_the_dtypes_in_lists():
-    weights = [
-        torch.zeros(3, 4, requires_grad=True),
-        torch.zeros(5, requires_grad=True, dtype=torch.bfloat16),
-    ]
-    for weight in weights:
-        weight.grad = torch.ones_like(weight)
-    optimizer = torch.optim.AdamW(weights[:1], fused=True)
+    weight = torch.zeros(3, 4, requires_grad=True)
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.AdamW([weight], fused=True)
     events, lists = on_cpu(lambda: (optimizer.step(), torch.cat([X, X.double()])))
     by_name = {event["name"]: kernels._arguments(event, lists) for event in events if "args" in event}
     assert by_name["aten::_fused_adamw_"] == (((3, 4),) * 4, ("float32",) * 4)
@@ -373,7 +378,7 @@ def test_the_profilers_event_tree_gives_the_dtypes_in_lists():
 
 
 def test_an_event_tree_of_another_torch_leaves_dtypes_unknown():
-    assert kernels._list_dtypes(object()) == {}
+    assert kernels._tensor_lists(object()) == {}
 
 
 # --- plain data ------------------------------------------------------------------------------------------

@@ -553,8 +553,8 @@ def _profile(
     activities: Sequence[Any],
     begin: Callable[[], Any],
     end: Callable[[], Any],
-) -> tuple[list[dict[str, Any]], dict[int, list[list[str]]]]:
-    """Run a call under the profiler, marked; give its events and the dtypes in the tensor lists of each operation."""
+) -> tuple[list[dict[str, Any]], dict[int, _Lists]]:
+    """Run a call under the profiler, marked; give its events and the tensor lists of each operation."""
     from torch.profiler import profile, record_function
 
     with profile(activities=activities, record_shapes=True, acc_events=True) as profiled:
@@ -566,15 +566,20 @@ def _profile(
         path = Path(folder) / "trace.json"
         profiled.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    return events, _list_dtypes(profiled)
+    return events, _tensor_lists(profiled)
 
 
-def _list_dtypes(profiled: Any) -> dict[int, list[list[str]]]:
-    """Read the dtypes of tensors in lists, which the exported file leaves out, by the operation's external id.
+# Shapes and dtypes of the tensors in each list that an operation was given.
+_Lists = Sequence[Sequence[tuple[tuple[int, ...], str]]]
 
-    The event tree is an experimental part of torch: where it is another or gone, the dtypes stay unknown.
+
+def _tensor_lists(profiled: Any) -> dict[int, _Lists]:
+    """Read the tensors in lists from the profiler's event tree, by the operation's external id.
+
+    The exported file leaves out their dtypes, and of lists of more than 30 tensors also their shapes. The tree is an
+    experimental part of torch: where it is another or gone, what the file does not say stays unknown.
     """
-    found: dict[int, list[list[str]]] = {}
+    found: dict[int, _Lists] = {}
     try:
         nodes = list(profiled.profiler.kineto_results.experimental_event_tree())
         while nodes:
@@ -582,9 +587,12 @@ def _list_dtypes(profiled: Any) -> dict[int, list[list[str]]]:
             nodes.extend(node.children)
             inputs = getattr(node.extra_fields, "inputs", None) or ()
             lists = [
-                [str(tensor.dtype).removeprefix("torch.") for tensor in value if hasattr(tensor, "sizes")]
+                [
+                    (tuple(int(size) for size in tensor.sizes), str(tensor.dtype).removeprefix("torch."))
+                    for tensor in value
+                ]
                 for value in inputs
-                if isinstance(value, list)
+                if isinstance(value, list) and value and all(hasattr(tensor, "sizes") for tensor in value)
             ]
             if lists:
                 found[int(node.correlation_id)] = lists
@@ -607,7 +615,7 @@ _MARK = "gpucourse.trace"
 def parse_chrome_trace(
     events: list[dict[str, Any]],
     environment: Environment,
-    lists: Mapping[int, Sequence[Sequence[str]]] | None = None,
+    lists: Mapping[int, _Lists] | None = None,
 ) -> KernelTrace:
     """Read the kernels of the marked call out of a Chrome trace of torch.profiler.
 
@@ -618,7 +626,7 @@ def parse_chrome_trace(
     environment
         The machine that it was recorded on.
     lists
-        The dtypes in each operation's tensor lists, by its external id: the file itself does not hold them.
+        Shapes and dtypes of the tensors in each operation's lists, by its external id: the file does not hold them all.
 
     Raises
     ------
@@ -791,30 +799,26 @@ def _is_shape(value: object) -> bool:
 
 
 def _arguments(
-    op: Mapping[str, Any] | None, lists: Mapping[int, Sequence[Sequence[str]]]
+    op: Mapping[str, Any] | None, lists: Mapping[int, _Lists]
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
     """Read shapes and dtypes of an operation's tensors; lists are laid out flat, what has no dimension is left out."""
     facts = (op or {}).get("args", {})
-    dims = facts.get("Input Dims", [])
     kinds = facts.get("Input type", [])
-    names = iter(lists.get(facts.get("External id"), ()))
-    shapes: list[tuple[int, ...]] = []
-    dtypes: list[str] = []
-    for place, value in enumerate(dims):
+    whole = iter(lists.get(facts.get("External id"), ()))
+    found: list[tuple[tuple[int, ...], str]] = []
+    for place, value in enumerate(facts.get("Input Dims", [])):
         kind = str(kinds[place]) if place < len(kinds) else ""
-        nested = isinstance(value, list) and bool(value) and isinstance(value[0], list)
-        if nested or kind == "TensorList":
-            inside = list(next(names, ()))
-            if len(inside) != len(value):
-                inside = ["unknown"] * len(value)
-            pairs = list(zip(value, inside, strict=True))
-        else:
-            pairs = [(value, _torch_name(kind))]
-        for shape, dtype in pairs:
-            if _is_shape(shape):
-                shapes.append(tuple(shape))
-                dtypes.append(dtype)
-    return tuple(shapes), tuple(dtypes)
+        if kind == "TensorList" or (
+            isinstance(value, list) and any(isinstance(size, list) for size in value)
+        ):
+            inside = next(whole, ())
+            # The file writes a list of more than 30 as an empty one; what it does write must agree.
+            agrees = not value or [list(shape) for shape, _ in inside] == value
+            found += inside if agrees else [(tuple(shape), "unknown") for shape in value]
+        elif isinstance(value, list) and all(isinstance(size, int) for size in value):
+            found.append((tuple(value), _torch_name(kind)))
+    kept = [(shape, dtype) for shape, dtype in found if shape]
+    return tuple(shape for shape, _ in kept), tuple(dtype for _, dtype in kept)
 
 
 # --- plain data ------------------------------------------------------------------------------------------
