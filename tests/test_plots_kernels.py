@@ -112,6 +112,52 @@ def test_timeline_draws_each_kernel_on_its_own_lane_and_on_the_common_one() -> N
     assert "3 kernels over 80.0 µs, busy for 65.0 µs" in chart.alt
 
 
+GAPS = [
+    {"start_us": 50.0, "duration_us": 10.0, "cause": "host", "before": 0, "after": 1},
+    {"start_us": 70.0, "duration_us": 5.0, "cause": "copy", "before": 1, "after": 2},
+    {"start_us": 80.0, "duration_us": 2.0, "cause": "host", "before": 2, "after": 3},
+]
+
+
+def test_timeline_gives_each_cause_of_idle_time_its_own_lane_and_sums_it_in_words() -> None:
+    whole = trace_of(
+        kernel("addmm", 0, 50), kernel("gelu", 60, 10), kernel("add", 75, 5), kernel("add", 82, 5)
+    )
+    chart = plots.timeline({**whole, "gaps": GAPS}, caption="c")
+    axes = chart.fig.axes[0]
+    lanes = [label.get_text() for label in axes.get_yticklabels()]
+    assert lanes[-2:] == ["idle: host was late", "idle: host waited for a copy"]
+    drawn = [(bar.get_x(), bar.get_width()) for bar in axes.patches[-3:]]
+    assert drawn == [(50.0, 10.0), (70.0, 5.0), (80.0, 2.0)]
+    assert "Idle: host was late 12.0 µs, host waited for a copy 5.0 µs" in chart.alt
+    assert cells(chart)[-2:] == [
+        ["", "idle, host was late", "2 gaps", "", "12.0", "none", "none"],
+        ["", "idle, host waited for a copy", "1 gap", "", "5.0", "none", "none"],
+    ]
+
+
+def test_waterfall_leads_a_line_over_each_idle_time_to_the_kernel_that_ended_it() -> None:
+    whole = trace_of(
+        kernel("addmm", 0, 50), kernel("gelu", 60, 10), kernel("add", 75, 5), kernel("add", 82, 5)
+    )
+    chart = plots.waterfall({"w": {**whole, "gaps": GAPS}}, caption="c")
+    axes = chart.fig.axes[0]
+    assert [tuple(line.get_xdata()) for line in axes.lines] == [(50.0, 60.0), (70.0, 75.0), (80.0, 82.0)]
+    assert [line.get_ydata()[0] for line in axes.lines] == [1, 2, 3]
+    strokes = [line.get_linestyle() for line in axes.lines]
+    assert strokes[0] == strokes[2] != strokes[1], "causes are told apart without colour"
+    assert axes.get_title(loc="right") == "idle: host was late 12.0 µs, host waited for a copy 5.0 µs"
+
+
+def test_every_cause_that_the_instrument_gives_can_be_drawn() -> None:
+    from gpucourse.kernels import GAP_CAUSES
+
+    gaps = [{**GAPS[0], "cause": cause} for cause in (*GAP_CAUSES, "unknown")]
+    whole = {**trace_of(kernel("add", 0, 50), kernel("add", 60, 5)), "gaps": gaps}
+    assert len(plots.idle_by_cause(whole)) == len(GAP_CAUSES) + 1
+    assert len(cells(plots.timeline(whole, caption="c"))) == 2 + len(GAP_CAUSES) + 1
+
+
 def test_durations_sum_by_operation_and_the_shares_make_a_whole() -> None:
     chart = plots.durations(
         trace_of(kernel("mm", 0, 30), kernel("add", 40, 10), kernel("mm", 60, 40), kernel("sum", 110, 20)),

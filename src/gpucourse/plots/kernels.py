@@ -1,8 +1,9 @@
 """Charts of the chapter on kernels: what one launch is, what a trace holds, where a sweep has its steps.
 
 A kernel here is what `gpucourse.kernels.trace` gives as plain data: a mapping with ``name``, ``op``, ``shapes``,
-``start_us``, ``duration_us``, ``stream``, ``grid`` and ``block``; a trace is a mapping with ``kernels``,
-``span_us``, ``busy_us`` and ``launches``. Both come the same from a measurement and from a recording.
+``start_us``, ``duration_us``, ``stream``, ``grid`` and ``block``; a trace is a mapping with ``kernels``, ``gaps``,
+``span_us``, ``busy_us`` and ``launches``. Both come the same from a measurement and from a recording; one without
+``gaps``, of an older version, is drawn without their causes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = [
     "durations",
     "families",
     "hierarchy",
+    "idle_by_cause",
     "operation",
     "rows_sweep",
     "square_rates",
@@ -42,6 +44,29 @@ _FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("normalization", GREY, ("norm", "softmax")),
 )
 _REST = ("element-wise and reductions", ORANGE)
+
+
+# Colour and stroke of an idle time by its cause, and what the cause says; the order is that of the lanes.
+_CAUSES: dict[str, tuple[str, str, str]] = {
+    "host": (ORANGE, "-", "host was late"),
+    "synchronization": (PURPLE, "--", "host waited"),
+    "copy": (GREEN, "-.", "host waited for a copy"),
+    "queue": (GREY, ":", "between queued work"),
+    "unknown": (GREY, ":", "cause unknown"),
+}
+
+
+def idle_by_cause(trace: Mapping[str, Any]) -> dict[str, tuple[int, float]]:
+    """Count a trace's idle times and sum them in µs, by cause; only the causes that occur.
+
+    >>> idle_by_cause({"gaps": [{"cause": "host", "duration_us": 4.0}, {"cause": "host", "duration_us": 2.5}]})
+    {'host': (2, 6.5)}
+    """
+    found: dict[str, tuple[int, float]] = {}
+    for gap in sorted(trace.get("gaps") or (), key=lambda gap: list(_CAUSES).index(gap["cause"])):
+        count, total = found.get(gap["cause"], (0, 0.0))
+        found[gap["cause"]] = (count + 1, total + float(gap["duration_us"]))
+    return found
 
 
 def operation(kernel: Mapping[str, Any]) -> str:
@@ -253,6 +278,27 @@ def _kernel_rows(kernels: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     ]
 
 
+def _idle_rows(trace: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (
+            "",
+            f"idle, {_CAUSES[cause][2]}",
+            f"{count} gap{'s' * (count > 1)}",
+            "",
+            f"{total:,.1f}",
+            "none",
+            "none",
+        )
+        for cause, (count, total) in idle_by_cause(trace).items()
+    ]
+
+
+def _idle_text(trace: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{_CAUSES[cause][2]} {total:,.1f} µs" for cause, (_, total) in idle_by_cause(trace).items()
+    )
+
+
 _KERNEL_HEADER = ("", "Operation", "Kernel", "Start, µs", "Duration, µs", "Grid, blocks", "Block, threads")
 
 
@@ -264,7 +310,8 @@ def waterfall(
     Parameters
     ----------
     traces
-        A trace under each title; all share one time axis that starts at each one's first kernel.
+        A trace under each title; all share one time axis that starts at each one's first kernel. A thin line leads
+        over each idle time to the kernel that ended it; its stroke says the cause, which the title sums.
     caption
         What the reader should see.
     source
@@ -312,12 +359,22 @@ def waterfall(
         ax.set_ylim(len(kernels) - 0.4, -0.6)
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
+        for gap in traces[title].get("gaps") or ():
+            colour, stroke, _ = _CAUSES[gap["cause"]]
+            left, place = float(gap["start_us"]) - start, int(gap["after"])
+            ends = (left, left + float(gap["duration_us"]))
+            ax.plot(ends, (place, place), linestyle=stroke, color=colour, linewidth=1.0)
+        idle = _idle_text(traces[title])
         ax.set_title(title, loc="left", fontsize=10.5, color=INK)
+        if idle:
+            ax.set_title(f"idle: {idle}", loc="right", fontsize=8, color=INK)
         rows += [(f"{title}, {row[0]}", *row[1:]) for row in _kernel_rows(kernels)]
+        rows += [(title, *row[1:]) for row in _idle_rows(traces[title])]
     axes[-1, 0].set_xlabel("µs since the first kernel began; the numbers are durations")
     counts = "; ".join(
         f"{title}: {len(kernels)} kernels, span {float(traces[title]['span_us']):,.1f} µs, "
         f"busy {float(traces[title]['busy_us']):,.1f} µs"
+        f"{', idle: ' if traces[title].get('gaps') else ''}{_idle_text(traces[title])}"
         for title, kernels in listed.items()
     )
     return Chart(
@@ -331,7 +388,7 @@ def waterfall(
 
 
 def timeline(trace: Mapping[str, Any], *, caption: str, source: Recording | None = None) -> Chart:
-    """Draw a long trace as lanes by kind of work against time, the gaps between kernels left blank.
+    """Draw a long trace as lanes by kind of work against time, and the idle times as lanes by cause.
 
     Parameters
     ----------
@@ -353,8 +410,9 @@ def timeline(trace: Mapping[str, Any], *, caption: str, source: Recording | None
     unit, scale = ("ms", 1e-3) if span > 3000 else ("µs", 1.0)
     lanes = {families(kernel)[0] for kernel in kernels}
     order = [name for name in [f[0] for f in _FAMILIES] + [_REST[0]] if name in lanes]
-    fig, ax = figure(5.8, 1.0 + 0.42 * (len(order) + 1))
-    places = {name: index for index, name in enumerate(["any kernel", *order])}
+    idle = {cause: f"idle: {_CAUSES[cause][2]}" for cause in idle_by_cause(trace)}
+    fig, ax = figure(5.8, 1.0 + 0.42 * (len(order) + 1 + len(idle)))
+    places = {name: index for index, name in enumerate(["any kernel", *order, *idle.values()])}
     for kernel in kernels:
         family, colour = families(kernel)
         left, length = (float(kernel["start_us"]) - start) * scale, float(kernel["duration_us"]) * scale
@@ -368,6 +426,15 @@ def timeline(trace: Mapping[str, Any], *, caption: str, source: Recording | None
                 color=shade,
                 linewidth=0,
             )
+    for gap in trace.get("gaps") or ():
+        ax.barh(
+            places[idle[gap["cause"]]],
+            max(float(gap["duration_us"]) * scale, span * scale * 5e-4),
+            left=(float(gap["start_us"]) - start) * scale,
+            height=0.35,
+            color=_CAUSES[gap["cause"]][0],
+            linewidth=0,
+        )
     ax.set_yticks(list(places.values()), list(places))
     ax.set_ylim(len(places) - 0.5, -0.5)
     ax.set_xlim(0, span * scale * 1.01)
@@ -381,9 +448,10 @@ def timeline(trace: Mapping[str, Any], *, caption: str, source: Recording | None
         alt=(
             f"A timeline of {len(kernels)} kernels over {format_time_ms(whole / 1e3)}, busy for "
             f"{format_time_ms(busy / 1e3)}, with a lane for each of: {', '.join(order)}."
+            + (f" Idle: {_idle_text(trace)}." if idle else "")
         ),
         header=_KERNEL_HEADER,
-        rows=_kernel_rows(kernels),
+        rows=[*_kernel_rows(kernels), *_idle_rows(trace)],
         source=source,
     )
 
