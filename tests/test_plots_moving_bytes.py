@@ -1,0 +1,242 @@
+"""The charts and tables of the chapter on moving bytes show what was recorded, and say what was not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from gpucourse.plots import moving_bytes as draw
+from gpucourse.recording import Recording
+
+SPACE = "\N{NO-BREAK SPACE}"
+
+
+def _recording(data: dict[str, Any]) -> Recording:
+    facts = {"gpu": "Some New GPU", "date": "2026-12-01T00:00:00", "torch": "2.11.0"}
+    return Recording(name="example", data=data, provenance=facts)
+
+
+def _texts(chart: Any, place: int = 0) -> list[str]:
+    return [text.get_text() for text in chart.fig.axes[place].texts]
+
+
+# --- the road
+
+
+def _road(**changes: Any) -> Recording:
+    levels = {
+        "file_gb_s": 1.2,
+        "cached_file_gb_s": 6.0,
+        "host_gb_s": 9.0,
+        "pageable_gb_s": 18.0,
+        "pinned_gb_s": 54.9,
+        "pageable_back_gb_s": 15.0,
+        "pinned_back_gb_s": 55.2,
+        "hbm_gb_s": 4000.0,
+        "l2_gb_s": 7000.0,
+    }
+    link = {"generation": 5, "generation_max": 5, "width": 16, "width_max": 16}
+    return _recording({**levels, "link": link, **changes})
+
+
+def test_the_road_lists_each_level_and_the_nights_need() -> None:
+    chart = draw.road(_road())
+    table = dict(chart.rows)
+    assert table["what the night needs"] == "3.3 MB/s"
+    assert table["link, from pinned memory"] == "54.9 GB/s"
+    assert table["HBM, read and written"] == "4,000 GB/s"
+    assert table["link, by the driver"] == "PCIe generation 5, 16 lanes"
+    assert len(chart.fig.axes[0].patches) == 8
+
+
+def test_a_level_that_was_not_measured_is_unavailable_and_has_no_bar() -> None:
+    nothing = dict.fromkeys(("generation", "generation_max", "width", "width_max"))
+    chart = draw.road(_road(file_gb_s=None, link=nothing))
+    table = dict(chart.rows)
+    assert table["file, not in the system's cache"] == table["link, by the driver"] == "unavailable"
+    assert len(chart.fig.axes[0].patches) == 7
+    assert "<svg" in chart._repr_html_()
+
+
+@pytest.mark.parametrize("l2_bytes", [60_000_000, 0])
+def test_working_sets_mark_the_l2_where_its_size_is_known(l2_bytes: int) -> None:
+    rows = [{"bytes": size * 10**6, "us": 5.0, "gb_s": size * 200.0} for size in (1, 4, 16, 64)]
+    chart = draw.working_sets(_recording({"rows": rows, "l2_bytes": l2_bytes}))
+    assert ("L2: 60 MB" in _texts(chart)) is bool(l2_bytes)
+    assert len(chart.rows) == 4
+
+
+def test_a_strided_read_pays_one_piece_a_float_and_no_more() -> None:
+    times = [draw.strided_us(1_000_000, stride, 32, 4000.0) for stride in (1, 2, 8, 16, 64)]
+    assert times == [2.0, 3.0, 9.0, 9.0, 9.0]
+
+
+def test_far_apart_sets_both_predictions_beside_the_measurement() -> None:
+    rows = [{"stride": stride, "us": 40.0 * stride} for stride in (1, 8, 32)]
+    chart = draw.far_apart(_recording({"floats": 10**6, "rows": rows}), _road())
+    assert chart.rows[0] == ("1 floats", *(f"{us}{SPACE}µs" for us in ("40.0", "2.00", "2.00")))
+    assert chart.rows[2][2:] == (f"9.00{SPACE}µs", f"17.0{SPACE}µs")
+
+
+# --- the link
+
+
+def test_the_line_finds_start_and_bandwidth_where_the_largest_sizes_scatter() -> None:
+    sizes = [2**k for k in range(10, 29)]
+    times = [2.5 + size / 50e3 for size in sizes]
+    times[-1] *= 1.02  # 2 % of the largest are 40 times the start
+    start_us, gb_s = draw.fit_line(sizes, times)
+    assert start_us == pytest.approx(2.5, rel=0.02)
+    assert gb_s == pytest.approx(50, rel=0.02)
+
+
+def test_a_line_through_one_point_is_refused() -> None:
+    with pytest.raises(ValueError, match="found 1: measure another size"):
+        draw.fit_line([1024], [2.0])
+
+
+def test_copy_sizes_give_the_fitted_line_in_caption_and_table() -> None:
+    keys = ("pageable_held_us", "pageable_there_us", "pinned_held_us", "pinned_there_us")
+    rows = [
+        {"bytes": 2**k, **dict.fromkeys(keys, 20.0), "device_us": 2.0 + 2**k / 50e3} for k in range(10, 28)
+    ]
+    chart = draw.copy_sizes(_recording({"rows": rows}))
+    assert "2.0 µs + bytes / (50.0 GB/s)" in chart.caption
+    assert "half-bandwidth size, 100 kB" in _texts(chart)
+    assert chart.rows[7][0] == "128 KiB"
+    assert chart.rows[7][-1] == f"4.62{SPACE}µs"
+
+
+def _held() -> Recording:
+    keys = ("pageable", "pageable_non_blocking", "pinned", "pinned_non_blocking")
+    rows = [{"bytes": size, **dict.fromkeys(keys, 10.0)} for size in (1024, 65536, 65540, 2**22)]
+    return _recording({"rows": rows, "pending_us": 4000.0})
+
+
+def test_held_names_four_ways_and_the_pending_work() -> None:
+    chart = draw.held(_held())
+    assert [row[0] for row in chart.rows] == ["1 KiB", "64 KiB", "65,540 B", "4 MiB"]
+    assert chart.header[1:] == ("pageable", "pageable, non_blocking", "pinned", "pinned, non_blocking")
+    assert "4.0 ms of pending work" in chart.caption
+    assert "the pending work" in _texts(chart)
+
+
+def test_pinning_puts_five_ways_beside_each_other() -> None:
+    row = {"bytes": 2**20, "pin_us": 300.0, "first_time_us": 350.0, "again_us": 90.0, "plain_us": 70.0}
+    shown = draw.pinning(_recording({"rows": [{**row, "pinned_us": 30.0}]}))
+    assert shown.rows == (
+        ("1 MiB", *(f"{us}{SPACE}µs" for us in ("30.0", "70.0", "90.0", "350.0", "300.0"))),
+    )
+
+
+# --- overlap
+
+
+def _overlaps() -> Recording:
+    steps = [[k * 10.0, k * 10.0 + 8, k * 10.0 + 8, k * 10.0 + 18] for k in range(3)]
+    ways = ("two_buffers", "three_buffers", "one_buffer", "same_stream", "pageable", "synchronized")
+    run = {"total_us": 38.0, "held_us": 5.0, "steps_us": steps}
+    case = {"compute_us": 10.0, **dict.fromkeys(ways, run)}
+    return _recording({"chunks": 3, "chunk_bytes": 2**26, "copy_us": 8.0, "cases": {"heavy": case}})
+
+
+def test_the_first_copy_and_the_last_compute_have_no_partner() -> None:
+    assert draw.pipeline_us(3, 8.0, 10.0) == 38.0
+    assert draw.pipeline_us(3, 10.0, 8.0) == 38.0
+    assert draw.pipeline_us(1, 8.0, 10.0) == draw.pipeline_us(1, 8.0, 10.0, overlapping=False) == 18.0
+
+
+def test_overlaps_predict_by_the_maximum_or_by_the_sum() -> None:
+    shown = draw.overlaps(_overlaps())
+    by_way = {row[0]: row for row in shown.rows}
+    assert by_way["heavy: pinned, side stream, two buffers"][1:5] == (
+        "max",
+        f"38.0{SPACE}µs",
+        f"38.0{SPACE}µs",
+        "+0.0 %",
+    )
+    assert by_way["heavy: two buffers, all in one stream"][1:5] == (
+        "sum",
+        f"54.0{SPACE}µs",
+        f"38.0{SPACE}µs",
+        "-29.6 %",
+    )
+    assert "64 MiB" in shown.caption
+
+
+def test_lanes_draw_each_chunk_in_both_lanes_of_each_way() -> None:
+    chart = draw.lanes(_overlaps(), "heavy", ("two_buffers", "same_stream"))
+    assert len(chart.fig.axes) == 2
+    assert [len(ax.patches) for ax in chart.fig.axes] == [6, 6]
+    assert chart.rows[1] == ("pinned, side stream, two buffers", "compute", "1", "8", "18")
+    single = draw.lanes(_overlaps(), "heavy", ("pageable",))
+    assert len(single.fig.axes) == 1
+
+
+# --- races
+
+
+def test_stale_shares_keep_every_read_and_what_the_event_gave() -> None:
+    reads = [
+        {"begin_us": 0.0, "end_us": 100.0, "stale": 0.98, "done": False},
+        {"begin_us": 6000.0, "end_us": 6100.0, "stale": 0.0, "done": True},
+    ]
+    chart = draw.stale_shares(_recording({"copy_us": 5000.0, "reads": reads, "after_event": 0.0}))
+    assert [row[2:] for row in chart.rows] == [("98.0 %", "no"), ("0.0 %", "yes")]
+    assert "Behind an event the share is 0 %" in chart.caption
+
+
+@pytest.mark.parametrize(("reused", "told"), [(True, "(reused at once)"), (False, "(not reused at once)")])
+def test_the_dropped_source_says_whether_its_memory_was_reused(reused: bool, told: str) -> None:
+    shares = {"overwritten": 1.0, "dropped": 0.0, "other_stream": 0.999, "other_stream_told": 0.0}
+    shown = draw.other_races(_recording({**shares, "dropped_memory_reused_at_once": reused}))
+    assert [row[1] for row in shown.rows] == ["100 %", "0 %", "100 %", "0 %"]
+    assert told in shown.rows[1][0]
+
+
+# --- the loader
+
+
+def test_a_loader_in_the_training_process_costs_the_sum_only_where_that_process_waits() -> None:
+    assert draw.step_ms(40.0, 90.0, 0, 8, wait=True) == 130.0
+    assert draw.step_ms(40.0, 90.0, 0, 8) == 90.0
+
+
+def test_workers_beyond_the_cores_share_them() -> None:
+    assert draw.step_ms(10.0, 90.0, 8, 2) == 45.0
+    assert draw.step_ms(10.0, 90.0, 8, 16) == 11.25
+
+
+def test_starving_sets_the_rule_beside_each_measured_step() -> None:
+    runs = [
+        {"workers": 0, "wait": True, "step_ms": 130.0},
+        {"workers": 1, "wait": False, "step_ms": 99.0},
+        {"workers": 3, "wait": False, "step_ms": 40.0},
+    ]
+    data = {"compute_ms": 40.0, "load_ms": 90.0, "cores": 8, "runs": runs}
+    chart = draw.starving(_recording(data))
+    assert chart.rows == [
+        ("0, waits", "130.0 ms", "130.0 ms", "+0.0 %", "69 %"),
+        ("1", "90.0 ms", "99.0 ms", "+10.0 %", "60 %"),
+        ("3", "40.0 ms", "40.0 ms", "+0.0 %", "0 %"),
+    ]
+
+
+def test_trace_rows_give_a_rate_for_copies_and_none_for_kernels() -> None:
+    copy = {"name": "Memcpy HtoD", "start_us": 0.0, "duration_us": 1000.0, "stream": 13, "bytes": 5 * 10**7}
+    kernel = {"name": "gemm", "start_us": 5.0, "duration_us": 20.0, "stream": None, "bytes": None}
+    shown = draw.trace_rows(_recording({"events": [copy, kernel]}))
+    assert shown.rows[0][-1] == "50.0 GB/s"
+    assert shown.rows[1][1] == "unavailable"
+    assert shown.rows[1][-1] == ""
+
+
+@pytest.mark.parametrize(
+    "chart", [draw.road(_road()), draw.held(_held()), draw.lanes(_overlaps(), "heavy", ("one_buffer",))]
+)
+def test_every_chart_says_where_its_numbers_come_from(chart: Any) -> None:
+    page = chart._repr_html_()
+    assert "recorded on Some New GPU, 2026-12-01" in page
+    assert not re.search(r"(fill|stroke): ?#(000000|ffffff)", page)
