@@ -52,7 +52,7 @@ __all__ = [
 
 FORMAT = 1
 BOOK_DEVICE = "nvidia-h200"  # the folder of the device that the book's own figures come from
-INSTRUMENTS = ("cuda_events", "kernels", "roofline")
+INSTRUMENTS = ("cuda_events", "kernels", "roofline", "training")
 RECORD_VARIABLE = (
     "GPUCOURSE_RECORD"  # set by `gpucourse record` alone: the command that stands in the provenance
 )

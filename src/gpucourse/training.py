@@ -1,0 +1,168 @@
+"""One training step, plain enough that every kernel of its trace can be found in it.
+
+The model is `GPT` (in `gpucourse.gpt`, loaded when first asked for, since it needs torch), its shape a
+`GPTConfig` (in `gpucourse.gpt_config`, which does not).
+
+>>> night_config().parameters
+124475904
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from gpucourse.gpt_config import GPTConfig, night_config
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpucourse.gpt import GPT
+
+__all__ = ["GPT", "METHOD_VERSION", "GPTConfig", "Precision", "night_config", "plain_step", "random_tokens"]
+
+METHOD_VERSION = 1  # rises when the model or the step does other work than before
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+
+# In fp16 the smallest gradients would round to 0. A fixed factor lifts them and leaves the largest below 65,504
+# for the models of this course; it is not adjusted while training, which `torch.amp.GradScaler` would do.
+FP16_LOSS_SCALE = 1024.0
+
+
+def __getattr__(name: str) -> Any:
+    if name == "GPT":
+        from gpucourse.gpt import GPT
+
+        return GPT
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def random_tokens(
+    config: GPTConfig, examples: int, *, device: str = "cpu", seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw a batch of random tokens, and as targets the token that follows each.
+
+    Parameters
+    ----------
+    config
+        Shape of the model.
+    examples
+        Rows; each has ``config.context`` tokens.
+    device
+        Where the batch goes: "cpu" or "cuda".
+    seed
+        The same seed gives the same tokens on every device.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Tokens and targets, both (examples, context) int64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `examples` is no whole number or below 1.
+    """
+    import torch
+
+    if isinstance(examples, bool) or not isinstance(examples, int):
+        raise TypeError(f"examples must be a whole number, not {examples!r}")
+    if examples < 1:
+        raise ValueError(f"examples is {examples}; wanted 1 or more")
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(config.vocabulary, (examples, config.context + 1), generator=generator)
+    return drawn[:, :-1].to(device), drawn[:, 1:].to(device)
+
+
+def plain_step(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    tokens: torch.Tensor,
+    targets: torch.Tensor,
+    precision: Precision = "fp32",
+) -> torch.Tensor:
+    """Train on one batch: forward, loss, backward, optimizer step, gradients freed.
+
+    Parameters
+    ----------
+    model
+        Maps (B, T) tokens to (B, T, V) logits: a `GPT`, or what ``torch.compile`` made of it.
+    optimizer
+        Of the model's parameters, which are fp32 whatever the precision.
+    tokens, targets
+        (B, T) each, int64; a target of −100 does not count.
+    precision
+        What the products run in. "fp32": fp32, tf32 off. "tf32": fp32 tensors, products on the tensor cores.
+        "bf16", "fp16": under autocast; fp16 with a loss scaled by a fixed 1,024.
+
+    Returns
+    -------
+    torch.Tensor
+        The mean loss a token, detached, on the model's device. Reading its value (``.item()``) waits for it.
+
+    Raises
+    ------
+    ValueError
+        The precision is none of these, or tokens and targets differ in shape.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gpucourse.training import GPT
+    >>> config = GPTConfig(layers=1, width=16, heads=2, vocabulary=11, context=8)
+    >>> model = GPT(config)
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> plain_step(model, optimizer, *random_tokens(config, 4)).shape
+    torch.Size([])
+    """
+    import torch.nn.functional as F  # noqa: N812 - its usual name
+
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision is {precision!r}; wanted one of {', '.join(get_args(Precision))}")
+    if tokens.shape != targets.shape:
+        raise ValueError(
+            f"tokens have the shape {tuple(tokens.shape)} and targets {tuple(targets.shape)}; "
+            "each token needs the one that follows it"
+        )
+    with _products_in(precision):
+        with _autocast(precision, tokens.device.type):
+            logits = model(tokens)  # (B, T, V)
+            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())  # (B·T, V) and (B·T,)
+        if precision == "fp16":
+            (loss * FP16_LOSS_SCALE).backward()  # type: ignore[no-untyped-call]
+            _divide_gradients(optimizer, FP16_LOSS_SCALE)
+        else:
+            loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
+
+
+@contextmanager
+def _products_in(precision: Precision) -> Iterator[None]:
+    """Let fp32 products run in tf32 or forbid it, and put back what was set before."""
+    import torch
+
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _autocast(precision: Precision, device: str) -> Any:
+    import torch
+
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return torch.autocast(device, dtype or torch.bfloat16, enabled=dtype is not None)
+
+
+def _divide_gradients(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    import torch
+
+    found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if found:
+        torch._foreach_mul_(found, 1.0 / factor)
