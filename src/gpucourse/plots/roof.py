@@ -1,0 +1,507 @@
+"""Charts and tables of the chapter "The roofline bound": measured ceilings, kernels under them, a step's budget."""
+
+from __future__ import annotations
+
+import statistics
+import string
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpucourse import hardware, plots
+from gpucourse.roof_points import RoofPoint
+from gpucourse.roofline import Roofline, Work
+from gpucourse.units import format_bytes
+
+if TYPE_CHECKING:
+    from gpucourse.recording import Recording
+
+__all__ = ["budgets", "ceilings", "losses", "on_the_roof", "products", "streams", "under_load"]
+
+_COLOURS = {"fp32": plots.GREEN, "tf32": plots.PURPLE, "bf16": plots.BLUE, "fp16": plots.BLUE}
+_SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_FADED = 0.3
+_LETTERS = string.ascii_lowercase + string.ascii_uppercase
+
+
+def _unavailable(source: Recording) -> str:
+    return f"unavailable for {source.provenance.get('gpu')}"
+
+
+def _datasheet(source: Recording, precision: str) -> Roofline | None:
+    """Give the datasheet's roof for the GPU that measured; None where a figure is missing."""
+    record = hardware.find(str(source.provenance.get("gpu")))
+    if record is None:
+        return None
+    try:
+        return Roofline.of(record, precision)
+    except hardware.MissingFigureError:
+        return None
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    """Write a shape so that it does not break over two lines.
+
+    >>> _shape((4096, 4096, 4096)), _shape((8192, 768))
+    ('4,096³', '8,192×768')
+    """
+    if len(sizes) == 3 and len(set(sizes)) == 1:
+        return f"{sizes[0]:,}³"
+    return "×".join(f"{size:,}" for size in sizes)
+
+
+def _range(values: Sequence[float], form: str = ",.0f") -> str:
+    return f"{min(values):{form}} to {max(values):{form}}"
+
+
+# --- the ceilings -----------------------------------------------------------------------------------------
+
+
+def streams(source: Recording) -> plots.Chart:
+    """Draw the rate of each kind of stream with the range of its samples.
+
+    Parameters
+    ----------
+    source
+        The recording `plain_streams`: by name, the arrays read and written, the bytes, and the samples in ms.
+
+    Returns
+    -------
+    Chart
+        One row a kind, and the datasheet's bandwidth where the GPU has a record.
+    """
+    kinds: Mapping[str, Any] = source["kinds"]
+    record = hardware.find(str(source.provenance.get("gpu")))
+    limit = None if record is None else record.bandwidth_bytes_per_s / 1e9
+    fig, ax = plots.figure(height=0.9 + 0.36 * len(kinds))
+    rows = []
+    for y, (name, kind) in enumerate(kinds.items()):
+        rates = [kind["bytes"] / ms / 1e6 for ms in kind["samples_ms"]]
+        middle = statistics.median(rates)
+        ax.plot([min(rates) / 1e3, max(rates) / 1e3], [y, y], color=plots.BLUE, linewidth=5, alpha=_FADED)
+        ax.plot(middle / 1e3, y, "o", color=plots.BLUE)
+        share = _unavailable(source) if limit is None else f"{middle / limit:.1%}"
+        rows.append(
+            (
+                name,
+                kind["call"],
+                kind["reads"],
+                kind["writes"],
+                f"{middle:,.0f}",
+                _range(rates),
+                share,
+            )
+        )
+    if limit is not None:
+        ax.axvline(limit / 1e3, color=plots.GREY, linestyle="--")
+        ax.annotate(
+            f"datasheet, {limit / 1e3:.2f}",
+            (limit / 1e3, 0.02),
+            (-4, 0),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="right",
+            color=plots.INK,
+        )
+    ax.set_yticks(range(len(kinds)), labels=list(kinds))
+    ax.set_ylim(len(kinds) - 0.4, -0.6)
+    ax.margins(x=0.08)
+    ax.set_xlabel("bytes / time, TB/s (bar: all samples, dot: median)")
+    return plots.Chart(
+        fig,
+        caption=f"Kinds of stream over arrays of {format_bytes(source['array_bytes'])} each, in turn.",
+        alt="Dot chart of terabytes a second. "
+        + "; ".join(f"{row[0]}: {row[4]} gigabytes a second" for row in rows),
+        header=("Stream", "Call", "Arrays read", "Written", "GB/s", "Samples, GB/s", "Of the datasheet"),
+        rows=rows,
+        source=source,
+    )
+
+
+def products(source: Recording) -> plots.Table:
+    """Tabulate the products that were tried for the arithmetic ceiling, random data against zeros.
+
+    Parameters
+    ----------
+    source
+        The recording `plain_products`: by precision, a list of shapes with samples in TFLOP/s for each filling.
+
+    Returns
+    -------
+    Table
+        One row a precision and shape.
+    """
+    rows = []
+    for precision, shapes in source["rates"].items():
+        roof = _datasheet(source, precision)
+        short = _SHORT.get(precision.removeprefix("torch."), precision)
+        for row in shapes:
+            random, zeros = (statistics.median(row[filling]) for filling in ("random", "zeros"))
+            share = "–" if roof is None else f"{random * 1e12 / roof.peak_flops:.0%}"
+            rows.append(
+                (
+                    short,
+                    _shape((row["m"], row["n"], row["k"])),
+                    f"{random:,.0f}",
+                    _range(row["random"]),
+                    share,
+                    f"{zeros:,.0f}",
+                )
+            )
+    header = ("Precision", "m × n × k", "TFLOP/s", "Samples", "Of the datasheet", "Zeros, TFLOP/s")
+    return plots.Table(
+        header,
+        tuple(rows),
+        caption="Products in short bursts with pauses; random numbers, and zeros",
+        source=source,
+    )
+
+
+def under_load(source: Recording) -> plots.Chart:
+    """Draw the rate of one product and the clock against the time under load, random numbers and zeros.
+
+    Parameters
+    ----------
+    source
+        The recording `clock_curve`: for "random" and "zeros" a list of [s, TFLOP/s, MHz].
+
+    Returns
+    -------
+    Chart
+        Two panels over one axis of time.
+    """
+    fig, axes = plots.figure(height=4.2, nrows=2, sharex=True)
+    rows = []
+    last: dict[str, tuple[float, float]] = {}
+    for filling, colour in (("zeros", plots.ORANGE), ("random", plots.BLUE)):
+        seconds, rates, clocks = zip(*source[filling], strict=True)
+        for ax, values in ((axes[0], rates), (axes[1], clocks)):
+            ax.plot(seconds, values, "-", color=colour, linewidth=1.4)
+        at = len(seconds) // 2
+        axes[0].annotate(
+            filling if filling == "zeros" else "random numbers",
+            (seconds[at], rates[at]),
+            (0, 6),
+            textcoords="offset points",
+            color=colour,
+        )
+        thinned = source[filling][:: max(1, len(seconds) // 20)]  # a table to read, not all of the samples
+        rows += [(filling, f"{s:.2f}", f"{rate:,.0f}", f"{mhz:,.0f}") for s, rate, mhz in thinned]
+        last[filling] = (rates[-1], clocks[-1])
+    axes[0].set_ylabel("TFLOP/s")
+    axes[1].set_ylabel("clock, MHz")
+    axes[1].set_xlabel("seconds under load")
+    for ax in axes:
+        ax.set_ylim(bottom=0)
+    shape = source["width"]
+    return plots.Chart(
+        fig,
+        caption=f"One {source['dtype']} product, {shape:,} wide, again and again: rate and clock by the second.",
+        alt=(
+            f"Two line charts over seconds under load. With random numbers the rate begins at "
+            f"{source['random'][0][1]:,.0f} teraflops a second and ends at {last['random'][0]:,.0f}, the clock goes "
+            f"from {source['random'][0][2]:,.0f} to {last['random'][1]:,.0f} megahertz. With zeros they end at "
+            f"{last['zeros'][0]:,.0f} and {last['zeros'][1]:,.0f}."
+        ),
+        header=("Data", "Seconds", "TFLOP/s", "MHz"),
+        rows=rows,
+        source=source,
+    )
+
+
+def ceilings(burst: Recording, sustained: Recording) -> plots.Table:
+    """Tabulate the measured ceilings beside the datasheet's, burst and sustained.
+
+    Parameters
+    ----------
+    burst
+        The recording `roofline_burst`.
+    sustained
+        The recording `roofline_sustained`.
+
+    Returns
+    -------
+    Table
+        One row a precision that was measured.
+    """
+    rows = []
+    for precision, roof in burst["roofs"].items():
+        if roof is None:
+            continue
+        sheet = (roof.get("datasheet") or {}).get("tflops")
+        short = roof["burst"]
+        long = (sustained["sustained"] or {}).get(precision)
+        rows.append(
+            (
+                precision,
+                "unavailable" if sheet is None else f"{sheet:,.0f}",
+                _ceiling(short, sheet),
+                _shape(short["shape"]),
+                "not measured" if long is None else _ceiling(long, sheet),
+                "" if long is None else _shape(long["shape"]),
+            )
+        )
+    header = ("Precision", "Datasheet", "Burst", "by", "Sustained", "by")
+    return plots.Table(
+        header, tuple(rows), caption="Arithmetic ceilings in TFLOP/s, with the range of samples", source=burst
+    )
+
+
+def _ceiling(found: Mapping[str, Any], sheet: float | None) -> str:
+    text = f"{found['tflops']:,.0f} ({found['low_tflops']:,.0f} to {found['high_tflops']:,.0f})"
+    return text if sheet is None else f"{text}, {found['tflops'] / sheet:.0%}"
+
+
+# --- kernels under the roof -------------------------------------------------------------------------------
+
+
+def on_the_roof(source: Recording, roofs: Mapping[str, Roofline]) -> plots.Chart:
+    """Draw measured kernels under the measured roofs, with the range of their samples.
+
+    Parameters
+    ----------
+    source
+        The recording `kernels_on_the_roof`: ``l2_bytes`` and a list of ``points``, each with name, precision,
+        flops, bytes and a timing. One with ``launch`` set is drawn twice, by device time and by elapsed time.
+    roofs
+        The measured roof by precision.
+
+    Returns
+    -------
+    Chart
+        Both axes logarithmic; its table says in words where each kernel lies and why.
+    """
+    fig, ax = plots.figure(height=4.8)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    l2_bytes = source["l2_bytes"]
+    rows, told = [], []
+    points = [(p, point) for p in source["points"] for point in _points_of(p)]
+    intensities = [point.work.intensity for _, point in points]
+    low, high = min(intensities) / 2.5, max(intensities) * 2.5
+    for precision, roof in roofs.items():
+        colour = _COLOURS.get(precision, plots.ORANGE)
+        xs = [low, roof.ridge, high]
+        ax.plot(xs, [roof.attainable(x) / 1e12 for x in xs], "-", color=colour)
+        ax.annotate(
+            f"{precision}, {roof.peak_flops / 1e12:,.0f}",
+            (high, roof.peak_flops / 1e12),
+            (0, 5),
+            textcoords="offset points",
+            ha="right",
+            color=colour,
+        )
+        sheet = _datasheet(source, precision)
+        if sheet is not None:
+            xs = [low, sheet.ridge, high]
+            ax.plot(xs, [sheet.attainable(x) / 1e12 for x in xs], "--", color=plots.GREY, linewidth=1)
+    marks = {"memory": "o", "L2": "D", "launch": "s"}
+    drawn = [(p, point) for p, point in points if p["precision"] in roofs]
+    for k, (letter, (p, point)) in enumerate(zip(_LETTERS, drawn, strict=False)):
+        roof = roofs[p["precision"]]
+        kind = point.kind(l2_bytes)
+        colour = _COLOURS.get(p["precision"], plots.ORANGE)
+        x, y = point.work.intensity, point.rate / 1e12
+        samples = p["timing"]["samples_ms"] if kind != "launch" else []
+        if samples:
+            ends = [point.work.flops / ms / 1e9 for ms in (max(samples), min(samples))]
+            ax.plot([x, x], ends, "-", color=colour, linewidth=4, alpha=_FADED, solid_capstyle="butt")
+        fill = {"markerfacecolor": "none"} if kind == "launch" else {}
+        ax.plot(x, y, marks[kind], color=colour, markersize=5, **fill)
+        # Neighbours of one intensity lie close above each other: their letters stand left and right in turn.
+        at, side = ((6, -3), "left") if k % 2 else ((-6, -3), "right")
+        ax.annotate(letter, (x, y), at, textcoords="offset points", ha=side, color=plots.INK, fontsize=8)
+        state = point.state(roof, l2_bytes)
+        spread = (
+            f"{min(samples) * 1e3:,.2f} to {max(samples) * 1e3:,.2f}" if len(samples) > 1 else "one reading"
+        )
+        rows.append(
+            (
+                letter,
+                point.name,
+                p["precision"],
+                f"{x:,.3g}",
+                f"{point.time_ms * 1e3:,.2f}",
+                spread,
+                f"{y:,.4g}",
+                state,
+            )
+        )
+        told.append(f"{point.name}: {state}")
+    ax.set_xlabel("arithmetic intensity, flop/byte (least bytes)")
+    ax.set_ylabel("TFLOP/s")
+    ax.grid(alpha=0.25)
+    return plots.Chart(
+        fig,
+        caption=(
+            "Kernels under the measured roofs (dashed: datasheet). Circles move their bytes through the memory; "
+            "diamonds fit the L2; open squares are one call as Python makes it. Bars: all samples."
+        ),
+        alt="Roofline chart, both axes logarithmic. " + ". ".join(told),
+        header=("", "Kernel", "Precision", "flop/byte", "µs", "Samples, µs", "TFLOP/s", "Where, and why"),
+        rows=rows,
+        source=source,
+    )
+
+
+def _points_of(p: Mapping[str, Any]) -> list[RoofPoint]:
+    timing = p["timing"]
+    work = Work(flops=p["flops"], bytes=p["bytes"])
+    facts: dict[str, Any] = {
+        "work": work,
+        "cold": timing.get("l2") == "cold",
+        "throttled": bool(timing.get("throttled")),
+        "source": "kernels_on_the_roof",
+    }
+    found = [RoofPoint(name=p["name"], time_ms=timing["median_ms"], iqr_ms=timing["iqr_ms"], **facts)]
+    if p.get("launch") and timing.get("elapsed_ms"):
+        name = f"{p['name']}, one call"
+        found.append(
+            RoofPoint(name=name, time_ms=timing["elapsed_ms"], device_ms=timing["median_ms"], **facts)
+        )
+    return found
+
+
+# --- the budget of a step ---------------------------------------------------------------------------------
+
+
+def _families(budget: Mapping[str, Any]) -> dict[str, tuple[float, float, int]]:
+    """Sum least and measured µs and count kernels by family, in order of measured time."""
+    found: dict[str, tuple[float, float, int]] = {}
+    for row in budget["rows"]:
+        least, measured, kernels = found.get(row["family"], (0.0, 0.0, 0))
+        found[row["family"]] = (
+            least + (row["least_us"] or 0.0),
+            measured + row["measured_us"],
+            kernels + row["kernels"],
+        )
+    return dict(sorted(found.items(), key=lambda item: -item[1][1]))
+
+
+def budgets(source: Recording, steps: Mapping[str, Mapping[str, Any]]) -> plots.Chart:
+    """Draw for each step what its kernels need at the least, what they take beyond it, and the gaps.
+
+    Parameters
+    ----------
+    source
+        The recording that the steps come from.
+    steps
+        By label, a step's budget as plain data: ``rows``, ``span_us``, ``gap_us``.
+
+    Returns
+    -------
+    Chart
+        Two bars a step, the measured one and the least one, cut by family.
+    """
+    names = list(dict.fromkeys(family for step in steps.values() for family in _families(step)))
+    palette = (plots.BLUE, plots.GREEN, plots.ORANGE, plots.PURPLE, plots.GREY)
+    colours = {name: palette[k % len(palette)] for k, name in enumerate(names)}
+    fig, ax = plots.figure(height=0.9 + 0.85 * len(steps))
+    rows: list[tuple[object, ...]] = []
+    told, labels = [], []
+    for k, (label, step) in enumerate(steps.items()):
+        left = {"measured": 0.0, "least": 0.0}
+        for family, (least, measured, kernels) in _families(step).items():
+            for which, us, y in (("measured", measured, 2.6 * k), ("least", least, 2.6 * k + 1)):
+                ax.barh(
+                    y,
+                    us / 1e3,
+                    left=left[which] / 1e3,
+                    height=0.82,
+                    color=colours[family],
+                    alpha=1.0 if which == "least" else 0.55,
+                    edgecolor=plots.INK,
+                    linewidth=0.4,
+                )
+                left[which] += us
+            share = f"{least / measured:.0%}" if measured else "–"
+            rows.append((label, family, kernels, f"{least / 1e3:,.2f}", f"{measured / 1e3:,.2f}", share))
+        gap = step["gap_us"]
+        if gap:
+            ax.barh(2.6 * k, gap / 1e3, left=left["measured"] / 1e3, height=0.82, color="none", hatch="///")
+            rows.append((label, "gaps", "", "0.00", f"{gap / 1e3:,.2f}", "–"))
+        labels += [f"{label}, measured", "at the least"]
+        told.append(
+            f"{label}: {(left['measured'] + gap) / 1e3:,.1f} milliseconds measured, {left['least'] / 1e3:,.1f} at "
+            "the least"
+        )
+    ticks = [2.6 * k + shift for k in range(len(steps)) for shift in (0, 1)]
+    ax.set_yticks(ticks, labels=labels)
+    ax.invert_yaxis()
+    ax.set_xlabel("ms a step")
+    handles = [_patch(colours[name]) for name in names]
+    ax.legend(handles, names, ncols=3, loc="upper center", bbox_to_anchor=(0.4, -0.25), frameon=False)
+    return plots.Chart(
+        fig,
+        caption="A training step as the sum of its kernels, by family: what was measured, and what the roof allows.",
+        alt="Bar chart of milliseconds a step, cut by families of kernels. " + "; ".join(told),
+        header=("Step", "Family", "Kernels", "Least, ms", "Measured, ms", "Explained"),
+        rows=rows,
+        source=source,
+    )
+
+
+def _patch(colour: str) -> Any:
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor=colour, edgecolor=plots.INK, linewidth=0.4)
+
+
+def losses(source: Recording, step: Mapping[str, Any], *, caption: str, most: int = 12) -> plots.Table:
+    """Tabulate the calls of a step that take longest beyond their bound, and all that have none.
+
+    Parameters
+    ----------
+    source
+        The recording that the step comes from.
+    step
+        A step's budget as plain data.
+    caption
+        What the table shows.
+    most
+        How many rows; the rest is summed in the last one.
+
+    Returns
+    -------
+    Table
+        Operation, shapes, calls, bound, least and measured time, and the difference.
+    """
+
+    def loss(row: Mapping[str, Any]) -> float:
+        return float(row["measured_us"] - (row["least_us"] or 0.0))
+
+    ordered = sorted(step["rows"], key=loss, reverse=True)
+    lines = [_loss_line(row, loss(row)) for row in ordered[:most]]
+    rest = ordered[most:]
+    if rest:
+        least, measured = (sum(row[key] or 0.0 for row in rest) for key in ("least_us", "measured_us"))
+        calls = sum(row["calls"] for row in rest)
+        lines.append(
+            (
+                f"{len(rest)} others",
+                "",
+                f"{calls:,}",
+                "",
+                f"{least:,.0f}",
+                f"{measured:,.0f}",
+                f"{measured - least:,.0f}",
+            )
+        )
+    header = ("Operation", "Shapes", "Calls", "Bound", "Least, µs", "Measured, µs", "Beyond, µs")
+    return plots.Table(header, tuple(lines), caption=caption, source=source)
+
+
+def _loss_line(row: Mapping[str, Any], loss: float) -> tuple[str, ...]:
+    shapes = list(dict.fromkeys(_shape(shape) for shape in row["shapes"] if shape))
+    text = ", ".join(shapes[:3]) + (", …" if len(shapes) > 3 else "")
+    least = "no count" if row["least_us"] is None else f"{row['least_us']:,.0f}"
+    bound = row["bound"] or (row["reason"] or "")
+    calls = f"{row['calls']:,}"
+    return (
+        row["op"].removeprefix("aten::"),
+        text,
+        calls,
+        bound,
+        least,
+        f"{row['measured_us']:,.0f}",
+        f"{loss:,.0f}",
+    )

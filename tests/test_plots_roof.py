@@ -1,0 +1,282 @@
+"""Facts about the charts and tables of the roofline chapter, and its numbers worked by hand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpucourse import hardware
+from gpucourse.plots import roof as draw
+from gpucourse.recording import Recording
+from gpucourse.roofline import Roofline, elementwise_work, matmul_work
+
+CHAPTER = (Path(__file__).parents[1] / "book" / "05_roofline.md").read_text(encoding="utf-8")
+SIZE = 10**9
+ROOFS = {
+    "fp32": Roofline(peak_flops=50e12, bandwidth=4e12),
+    "bf16": Roofline(peak_flops=700e12, bandwidth=4e12),
+}
+
+
+def recording(data, gpu="NVIDIA H200"):
+    return Recording(name="made_up", data=data, provenance={"gpu": gpu, "date": "2026-12-01"})
+
+
+def stream(reads, writes, rates_gb_per_s):
+    moved = (reads + writes) * SIZE
+    return {
+        "reads": reads,
+        "writes": writes,
+        "call": "a.copy_(b)",
+        "bytes": moved,
+        "samples_ms": [moved / rate / 1e6 for rate in rates_gb_per_s],
+    }
+
+
+def timing(median_ms, *, l2="warm", elapsed_ms=None, throttled=False):
+    samples = [median_ms * factor for factor in (0.99, 1.0, 1.02)]
+    return {
+        "median_ms": median_ms,
+        "iqr_ms": 0.01 * median_ms,
+        "samples_ms": samples,
+        "elapsed_ms": elapsed_ms,
+        "l2": l2,
+        "throttled": throttled,
+    }
+
+
+def point(name, precision, work, median_ms, launch=False, **facts):
+    return {
+        "name": name,
+        "precision": precision,
+        "flops": work.flops,
+        "bytes": work.bytes,
+        "launch": launch,
+        "timing": timing(median_ms, **facts),
+    }
+
+
+def add(n):
+    return elementwise_work(n, reads=(4, 4), writes=(4,))
+
+
+def row(op, family, calls, least_us, measured_us, *, kernels=None, reason=None, shapes=((16384, 768),)):
+    return {
+        "op": f"aten::{op}",
+        "family": family,
+        "shapes": [list(shape) for shape in shapes],
+        "calls": calls,
+        "kernels": kernels or calls,
+        "bound": None if least_us is None else "memory",
+        "reason": reason,
+        "least_us": least_us,
+        "measured_us": measured_us,
+    }
+
+
+STEP = {
+    "rows": [
+        row("mm", "products", 36, 3000.0, 3600.0),
+        row("addmm", "products", 12, 1000.0, 1500.0),
+        row("gelu", "element-wise", 12, 500.0, 900.0),
+        row("sort", "other", 1, None, 250.0, kernels=5, reason="no counting rule"),
+    ],
+    "gap_us": 400.0,
+}
+STREAMS = {
+    "array_bytes": SIZE,
+    "kinds": {"read": stream(1, 0, (4300, 4400, 4500)), "copy": stream(1, 1, (4200, 4250, 4260))},
+}
+PRODUCTS = {
+    "rates": {
+        "torch.float32": [{"m": 2048, "n": 2048, "k": 2048, "random": [50, 51, 52], "zeros": [60, 61]}],
+        "torch.bfloat16": [{"m": 4096, "n": 4096, "k": 8192, "random": [700, 710], "zeros": [900, 910]}],
+    }
+}
+CURVE = {
+    "dtype": "bfloat16",
+    "width": 4096,
+    "zeros": [[0.1 * k, 900.0, 1960.0] for k in range(1, 40)],
+    "random": [[0.1 * k, 760.0 - k, 1950.0 - 10 * k] for k in range(1, 40)],
+}
+POINTS = {
+    "l2_bytes": 60e6,
+    "points": [
+        point("add, 1 Ki", "fp32", add(2**10), 0.001, launch=True, elapsed_ms=0.018),
+        point("add, 2 Mi", "fp32", add(2**21), 0.004),
+        point("add, 2 Mi, flushed", "fp32", add(2**21), 0.009, l2="cold"),
+        point("product", "bf16", matmul_work(4096, 4096, 4096, 2), 0.2),
+    ],
+}
+CHARTS = {
+    "streams": lambda gpu: draw.streams(recording(STREAMS, gpu)),
+    "under_load": lambda gpu: draw.under_load(recording(CURVE, gpu)),
+    "on_the_roof": lambda gpu: draw.on_the_roof(recording(POINTS, gpu), ROOFS),
+    "budgets": lambda gpu: draw.budgets(recording({"x": 1}, gpu), {"eager": STEP}),
+}
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H200", "NVIDIA Unheard-of"])
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_chart_shows_its_values_in_its_table_with_the_provenance(name, gpu):
+    chart = CHARTS[name](gpu)
+    page = chart._repr_html_()
+    assert "<svg" in page
+    assert gpu in page
+    assert page.count("<tr>") == len(chart.rows) + 1
+    assert all(len(cells) == len(chart.header) for cells in chart.rows)
+    assert not re.search(r"\bnan\b", page, re.IGNORECASE)
+
+
+# --- ceilings ---------------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_judged_by_the_median_of_all_the_bytes_it_moves():
+    read, copy = draw.streams(recording(STREAMS)).rows
+    assert read[0] == "read"
+    assert read[4:] == ("4,400", "4,300 to 4,500", f"{4400 / 4800:.1%}")
+    assert copy[4:] == ("4,250", "4,200 to 4,260", f"{4250 / 4800:.1%}")
+
+
+def test_a_stream_on_a_card_without_a_record_has_a_rate_and_no_share():
+    (_, *_, rate, _, share), _ = draw.streams(recording(STREAMS, "NVIDIA Unheard-of")).rows
+    assert (rate, share) == ("4,400", "unavailable for NVIDIA Unheard-of")
+
+
+def test_products_are_shared_by_their_own_precisions_dense_peak():
+    fp32, bf16 = draw.products(recording(PRODUCTS)).rows
+    assert fp32 == ("fp32", "2,048³", "51", "50 to 52", f"{51 / 67:.0%}", "60")
+    assert bf16 == ("bf16", "4,096×4,096×8,192", "705", "700 to 710", f"{705 / 989:.0%}", "905")
+
+
+def test_products_on_a_card_without_a_record_have_no_share():
+    assert {cells[4] for cells in draw.products(recording(PRODUCTS, "NVIDIA Unheard-of")).rows} == {"–"}
+
+
+def test_the_table_of_the_load_is_thinned_and_keeps_both_fillings():
+    rows = draw.under_load(recording(CURVE)).rows
+    assert {cells[0] for cells in rows} == {"zeros", "random"}
+    assert len(rows) <= 2 * 40
+    assert rows[0] == ("zeros", "0.10", "900", "1,960")
+
+
+def ceiling(tflops, shape=(4096, 4096, 4096)):
+    return {
+        "tflops": tflops,
+        "low_tflops": 0.9 * tflops,
+        "high_tflops": 1.1 * tflops,
+        "shape": list(shape),
+    }
+
+
+def test_ceilings_stand_beside_the_datasheet_and_say_what_was_not_measured():
+    roofs = {
+        "fp32": {"burst": ceiling(50), "datasheet": {"tflops": 67.0}},
+        "fp16": {"burst": ceiling(700, (4096, 4096, 8192)), "datasheet": None},
+        "fp8": None,
+    }
+    table = draw.ceilings(recording({"roofs": roofs}), recording({"sustained": {"fp32": ceiling(40)}}))
+    assert table.rows == (
+        ("fp32", "67", f"50 (45 to 55), {50 / 67:.0%}", "4,096³", f"40 (36 to 44), {40 / 67:.0%}", "4,096³"),
+        ("fp16", "unavailable", "700 (630 to 770)", "4,096×4,096×8,192", "not measured", ""),
+    )
+
+
+# --- kernels under the roof -------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_waits_for_its_launch_stands_twice_once_by_each_time():
+    rows = draw.on_the_roof(recording(POINTS), ROOFS).rows
+    assert [cells[1] for cells in rows][:2] == ["add, 1 Ki", "add, 1 Ki, one call"]
+    assert rows[0][4] == "1.00"
+    assert rows[1][4] == "18.00"
+    assert "launch-bound" in rows[1][-1]
+
+
+def test_a_kernel_served_by_the_cache_stays_above_the_roof_and_says_so():
+    (warm,) = [cells for cells in draw.on_the_roof(recording(POINTS), ROOFS).rows if cells[1] == "add, 2 Mi"]
+    share = (2**21 / 0.004e-3) / (4e12 / 12)
+    assert share > 1
+    assert warm[-1].startswith(f"{100 * share:.0f} % of the roof")
+    assert "L2" in warm[-1]
+
+
+def test_the_same_kernel_with_the_cache_flushed_is_held_to_the_memory():
+    (cold,) = [cells for cells in draw.on_the_roof(recording(POINTS), ROOFS).rows if "flushed" in cells[1]]
+    assert cold[-1].startswith("memory side")
+
+
+def test_a_kernel_whose_precision_has_no_measured_roof_is_left_out():
+    rows = draw.on_the_roof(recording(POINTS), {"fp32": ROOFS["fp32"]}).rows
+    assert [cells[2] for cells in rows] == ["fp32"] * 4
+
+
+def test_without_an_l2_size_nothing_is_put_down_to_it():
+    rows = draw.on_the_roof(recording({**POINTS, "l2_bytes": None}), ROOFS).rows
+    assert not any("L2 and" in cells[-1] for cells in rows)
+
+
+# --- budgets ----------------------------------------------------------------------------------------------
+
+
+def test_a_budget_adds_up_each_family_and_keeps_what_has_no_count_in_the_measured_time():
+    rows = draw.budgets(recording({"x": 1}), {"eager": STEP}).rows
+    assert rows == [
+        ("eager", "products", 48, "4.00", "5.10", f"{4 / 5.1:.0%}"),
+        ("eager", "element-wise", 12, "0.50", "0.90", f"{5 / 9:.0%}"),
+        ("eager", "other", 5, "0.00", "0.25", "0%"),
+        ("eager", "gaps", "", "0.00", "0.40", "–"),
+    ]
+
+
+def test_losses_are_sorted_by_what_lies_beyond_the_bound_and_the_rest_is_summed():
+    table = draw.losses(recording({"x": 1}), STEP, caption="made up", most=2)
+    assert [line[0] for line in table.rows] == ["mm", "addmm", "2 others"]
+    assert table.rows[0] == ("mm", "16,384×768", "36", "memory", "3,000", "3,600", "600")
+    assert table.rows[-1] == ("2 others", "", "13", "", "500", "1,150", "650")
+
+
+def test_a_call_without_a_count_says_why_and_all_of_its_time_is_beyond():
+    table = draw.losses(recording({"x": 1}), STEP, caption="made up")
+    (sort,) = [line for line in table.rows if line[0] == "sort"]
+    assert sort[3:] == ("no counting rule", "no count", "250", "250")
+
+
+# --- the chapter's numbers, worked again ------------------------------------------------------------------
+
+H200 = hardware.device("H200")
+
+
+def test_the_three_kernels_by_hand_come_out_as_the_chapter_says():
+    fp32, bf16 = Roofline.of(H200, "fp32"), Roofline.of(H200, "bf16")
+    scores, product = matmul_work(1024, 1024, 64, 2), matmul_work(4096, 4096, 4096, 2)
+    assert (scores.flops, scores.bytes) == (134_217_728, 2_359_296)
+    assert f"{scores.intensity:.1f} | 989 | 273 | 273" == "56.9 | 989 | 273 | 273"
+    assert round(bf16.attainable(scores.intensity) / 1e12) == 273
+    assert round(product.intensity) == 1365
+    assert round(product.intensity * 4.8) == 6554
+    assert round(fp32.least_time(add(2**24)).time_ms * 1e3, 1) == 41.9
+    assert round(bf16.least_time(scores).time_ms * 1e3, 3) == 0.492
+    assert round(bf16.least_time(product).time_ms * 1e3) == 139
+    for text in ("134,217,728 flop", "2,359,296 bytes", "41.9 µs", "0.492 µs", "139 µs", "6,554"):
+        assert text in CHAPTER
+
+
+def test_the_nights_pace_and_its_arithmetic_are_as_the_chapter_says():
+    assert round(16384 / (12e9 / 28800) * 1e3, 1) == 39.3
+    assert round(6 * 124e6 * 16384 / 1e12, 1) == 12.2
+    assert round(6 * 124e6 * 16384 / 989e12 * 1e3, 1) == 12.3
+    assert round(12e9 / 28800) == 416_667
+
+
+def test_three_roundings_stay_far_below_the_declared_tolerance():
+    assert 3 * np.finfo(float).eps / 2 < 1e-15 < 1e-12
+
+
+def test_the_chapter_lists_every_symbol_of_its_derivation():
+    table = CHAPTER.split(":::{list-table}")[1].split("\n:::")[0]
+    for symbol in ("$R$", "$n$", "$t$", "$t_k$", "$W_k$", "$Q_k$", "$I_k", "$P_k$", "$B$", "$C_{12,k}$"):
+        assert symbol in table
