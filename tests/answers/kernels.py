@@ -218,6 +218,139 @@ BUSY_TIME = Answers(
 )
 
 
+# --- gaps ------------------------------------------------------------------------------------------------
+
+Waits = list[dict[str, Any]]
+
+
+def end(fact: dict[str, Any]) -> float:
+    return fact["start_us"] + fact["duration_us"]
+
+
+def idle(kernels: Trace) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Give the work before and after each gap."""
+    found, last = [], kernels[0]
+    for kernel in kernels[1:]:
+        if kernel["start_us"] > end(last):
+            found.append((last, kernel))
+        last = max(last, kernel, key=end)
+    return found
+
+
+def label(kernels: Trace, waits: Waits) -> list[str]:
+    causes = []
+    for before, after in idle(kernels):
+        dry = end(before)
+        waited = [w for w in waits if w["start_us"] <= dry <= end(w) <= after["launch_us"]]
+        if waited:
+            causes.append("copy" if "DtoH" in before["name"] else "synchronization")
+        else:
+            causes.append("host" if after["launch_us"] > dry else "queue")
+    return causes
+
+
+def label_from_the_instrument(kernels: Trace, waits: Waits) -> tuple[str, ...]:
+    from gpucourse.kernels import KernelTrace
+
+    first = kernels[0]["start_us"]
+    facts = {"op": "", "shapes": [], "grid": None, "block": None, "registers": None, "shared_bytes": None}
+    moved = [
+        {**facts, **k, "start_us": k["start_us"] - first, "launch_us": k["launch_us"] - first}
+        for k in kernels
+    ]
+    trace = {
+        "kernels": moved,
+        "launches": len(kernels),
+        "missing": 0,
+        "waits": [{**w, "start_us": w["start_us"] - first} for w in waits],
+    }
+    return tuple(gap.cause for gap in KernelTrace.from_dict(trace).gaps)
+
+
+def no_waits(kernels: Trace, waits: Waits) -> list[str]:
+    return label(kernels, [])
+
+
+def any_wait(kernels: Trace, waits: Waits) -> list[str]:
+    causes = label(kernels, waits)
+    for place, (before, after) in enumerate(idle(kernels)):
+        inside = [
+            w
+            for w in waits
+            if w["start_us"] <= after["start_us"] and end(w) >= end(before) and after["launch_us"] >= end(w)
+        ]
+        if inside:
+            causes[place] = "copy" if "DtoH" in before["name"] else "synchronization"
+    return causes
+
+
+def wait_alone(kernels: Trace, waits: Waits) -> list[str]:
+    causes = label(kernels, waits)
+    for place, (before, _) in enumerate(idle(kernels)):
+        if any(w["start_us"] <= end(before) <= end(w) for w in waits):
+            causes[place] = "copy" if "DtoH" in before["name"] else "synchronization"
+    return causes
+
+
+def copies_by_name(kernels: Trace, waits: Waits) -> list[str]:
+    return [
+        "copy" if "DtoH" in before["name"] else cause
+        for cause, (before, _) in zip(label(kernels, waits), idle(kernels), strict=True)
+    ]
+
+
+def no_copies(kernels: Trace, waits: Waits) -> list[str]:
+    return ["synchronization" if cause == "copy" else cause for cause in label(kernels, waits)]
+
+
+def last_started(kernels: Trace, waits: Waits) -> list[str]:
+    """Gaps where they are, but judged by the work that started last."""
+    causes = []
+    for _, after in idle(kernels):
+        before = kernels[kernels.index(after) - 1]
+        dry = end(before)
+        waited = [w for w in waits if w["start_us"] <= dry <= end(w) <= after["launch_us"]]
+        causes.append(
+            ("copy" if "DtoH" in before["name"] else "synchronization")
+            if waited
+            else "host"
+            if after["launch_us"] > dry
+            else "queue"
+        )
+    return causes
+
+
+def neighbours(kernels: Trace, waits: Waits) -> list[str]:
+    """Take a gap between any two neighbours that do not touch, whatever else runs."""
+    return [
+        "host" if after["launch_us"] > end(before) else "queue"
+        for before, after in itertools.pairwise(kernels)
+        if after["start_us"] != end(before)
+    ]
+
+
+def turned(kernels: Trace, waits: Waits) -> list[str]:
+    swap = {"host": "queue", "queue": "host"}
+    return [swap.get(cause, cause) for cause in label(kernels, waits)]
+
+
+GAP_CAUSES = Answers(
+    right=[label, label_from_the_instrument],
+    wrong={
+        "no waits": (no_waits, "looks at no wait"),
+        "any wait": (any_wait, "already run dry"),
+        "wait alone": (wait_alone, "launched before the wait was over"),
+        "copies by name": (copies_by_name, "only where the host waits for it"),
+        "no copies": (no_copies, "not a synchronization's"),
+        "last started": (last_started, "furthest end"),
+        "neighbours": (neighbours, "a gap is where no stream runs"),
+        "turned round": (turned, "turned round"),
+        "all host": (lambda kernels, waits: ["host"] * len(idle(kernels)), "came out as `host`"),
+        "another word": (lambda kernels, waits: ["sync"] * len(idle(kernels)), "Give one of `queue`"),
+    },
+)
+
+
 # --- waves -----------------------------------------------------------------------------------------------
 
 
@@ -275,5 +408,6 @@ WAVES = Answers(
 ANSWERS = {
     "kernels.launch_counter": LAUNCH_COUNTER,
     "kernels.busy_time": BUSY_TIME,
+    "kernels.gap_causes": GAP_CAUSES,
     "kernels.waves": WAVES,
 }

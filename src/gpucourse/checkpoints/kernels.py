@@ -1,7 +1,7 @@
-"""Checkpoints of the chapter on kernels: count launches, read a trace's busy time, predict waves.
+"""Checkpoints of the chapter on kernels: count launches, read a trace's busy time and its gaps, predict waves.
 
-None needs a GPU: the first runs small expressions on the CPU under the learner's own counter, the second draws
-traces like the recorded ones, the third is arithmetic.
+None needs a GPU: the first runs small expressions on the CPU under the learner's own counter, the next two draw
+traces like the recorded ones, the last is arithmetic.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucourse.checkpoints._core import Wrong, call, checkpoint, items, judge
+from gpucourse.checkpoints._core import Wrong, call, checkpoint, items, judge, word
 
 # --- launch counter --------------------------------------------------------------------------------------
 
@@ -322,6 +322,173 @@ def _gaps_by_stream(kernels: list[dict[str, Any]]) -> float:
         )
         gaps += sum(after[0] - before[1] for before, after in itertools.pairwise(mine))
     return gaps
+
+
+# --- gaps ------------------------------------------------------------------------------------------------
+
+_CAUSES = ("queue", "host", "synchronization", "copy")
+_KINDS = {
+    "queued": "queue",
+    "queued, then a wait": "queue",
+    "copied and queued": "queue",
+    "late": "host",
+    "late, then a wait": "host",
+    "late after a wait": "host",
+    "copied and late": "host",
+    "waited": "synchronization",
+    "waited, a copy ended before": "synchronization",
+    "waited for a copy": "copy",
+}
+
+
+def _draw_gaps(rng: np.random.Generator) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
+    """Draw a trace in which each usual slip gives another list of causes: kernels, waits and the right causes."""
+
+    def some(low: int, high: int) -> float:
+        return float(rng.integers(low, high)) / 4  # quarters of a µs are exact in a float
+
+    kernels: list[dict[str, Any]] = []
+    waits: list[dict[str, Any]] = []
+    start, launched = some(0, 400), -some(40, 90)
+    kinds = [*_KINDS, *(str(kind) for kind in rng.choice(list(_KINDS), size=int(rng.integers(2, 6))))]
+    order = [kinds[int(place)] for place in rng.permutation(len(kinds))]
+
+    def work(name: str, at: float, length: float, launch: float, stream: int = 7) -> float:
+        fact = {"name": name, "start_us": at, "duration_us": length, "launch_us": launch, "stream": stream}
+        kernels.append(fact)
+        return at + length
+
+    for kind in order:
+        dry = work("elementwise_kernel", start, some(60, 160), launched)
+        copied = "Memcpy DtoH (Device -> Pinned)"
+        if kind == "waited, a copy ended before":  # on another stream, inside the kernel
+            work(copied, start + some(4, 12), some(8, 24), launched + 0.25, stream=13)
+        elif "cop" in kind:
+            dry = work(copied, dry, some(8, 24), launched + 0.25)
+        gap = some(48, 200)
+        launched = dry - some(24, 40) if _KINDS[kind] == "queue" else dry + gap - some(4, 12)
+        if kind == "late after a wait":
+            begin, end = dry - some(20, 30), dry - some(8, 16)
+        elif kind == "late, then a wait":
+            begin, end = dry + some(8, 12), dry + gap - some(16, 24)
+        else:
+            begin, end = dry - some(8, 20), dry + some(4, 24)
+        if "wait" in kind:
+            name = str(rng.choice(["cudaStreamSynchronize", "cudaEventSynchronize"]))
+            waits.append({"name": name, "start_us": begin, "duration_us": end - begin})
+        start = dry + gap
+    work("elementwise_kernel", start, some(8, 80), launched)
+    return kernels, waits, [_KINDS[kind] for kind in order]
+
+
+def _label_gaps(
+    kernels: list[dict[str, Any]],
+    waits: list[dict[str, Any]],
+    cause: Callable[[dict[str, Any], dict[str, Any], list[dict[str, Any]]], str],
+    *,
+    furthest: bool = True,
+) -> list[str]:
+    """Label each gap by a rule over the work before it, the work after it and all waits."""
+    found = []
+    before = last = kernels[0]
+    for after in kernels[1:]:
+        if after["start_us"] > _end(last):
+            found.append(cause(last if furthest else before, after, waits))
+        if _end(after) > _end(last):
+            last = after
+        before = after
+    return found
+
+
+def _end(fact: dict[str, Any]) -> float:
+    return float(fact["start_us"] + fact["duration_us"])
+
+
+def _rule(
+    *, covers: bool = True, later: bool = True, by_name: bool = False, copies: bool = True, looks: bool = True
+) -> Callable[[dict[str, Any], dict[str, Any], list[dict[str, Any]]], str]:
+    """Make the right rule, or one with a usual slip in it."""
+
+    def cause(before: dict[str, Any], after: dict[str, Any], waits: list[dict[str, Any]]) -> str:
+        dry, copied = _end(before), "DtoH" in before["name"]
+        if by_name and copied:
+            return "copy"
+        for wait in waits if looks else []:
+            # The slip takes a wait anywhere in the gap.
+            until = dry if covers else after["start_us"]
+            if (
+                wait["start_us"] <= until
+                and _end(wait) >= dry
+                and (not later or after["launch_us"] >= _end(wait))
+            ):
+                return "copy" if copied and copies else "synchronization"
+        return "host" if after["launch_us"] > dry else "queue"
+
+    return cause
+
+
+@checkpoint("kernels.gap_causes")
+def gap_causes(answer: Any, rng: np.random.Generator) -> str:
+    """Judge a function ``(kernels, waits) -> causes`` that labels each idle stretch of the device, in order."""
+    for _ in range(5):
+        kernels, waits, right = _draw_gaps(rng)
+        slips = {
+            "looks at no wait: a host that stands in a synchronizing call was not late": _rule(looks=False),
+            "took a wait that only began when the device had already run dry for its reason": _rule(
+                covers=False
+            ),
+            "what came next had been launched before the wait was over, so nobody waited for the wait": _rule(
+                later=False
+            ),
+            "a copy to the host costs a gap only where the host waits for it": _rule(by_name=True),
+            "a wait for a copy to the host is a copy's, not a synchronization's": _rule(copies=False),
+        }
+        found = items(call(answer, kernels, waits), "what your function returns, one cause a gap")
+        if len(found) != len(right):
+            raise Wrong(
+                f"{len(found)} causes came back for {len(right)} gaps: a gap is where no stream runs, from the "
+                "furthest end so far to the next start."
+            )
+        named = [
+            word(cause, f"the cause of gap {place}", _CAUSES) for place, cause in enumerate(found, start=1)
+        ]
+        if named == right:
+            continue
+        swap = {"host": "queue", "queue": "host"}
+        if named == [swap.get(cause, cause) for cause in right]:
+            raise Wrong("`host` and `queue` are turned round: a late host launches after the device ran dry.")
+        if named == _label_gaps(kernels, waits, _rule(), furthest=False):
+            raise Wrong(
+                "The device runs dry with the furthest end, which is not the last-started work's end."
+            )
+        for slip, rule in slips.items():
+            if named == _label_gaps(kernels, waits, rule):
+                raise Wrong(f"{slip[:1].upper()}{slip[1:]}.")
+        place = next(place for place in range(len(right)) if named[place] != right[place])
+        raise Wrong(_facts(kernels, waits, place, named[place]))
+    return "Each gap has an owner: the host's lateness, its waiting, a copy, or the device itself."
+
+
+def _facts(kernels: list[dict[str, Any]], waits: list[dict[str, Any]], place: int, said: str) -> str:
+    """Tell what was known of one gap, without its cause."""
+    ends: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def keep(before: dict[str, Any], after: dict[str, Any], waits: list[dict[str, Any]]) -> str:
+        ends.append((before, after))
+        return ""
+
+    _label_gaps(kernels, waits, keep)
+    before, after = ends[place]
+    dry = _end(before)
+    around = [
+        f"{wait['name']} from {wait['start_us']:g} to {_end(wait):g}"
+        for wait in waits
+        if wait["start_us"] < after["start_us"] and _end(wait) > before["start_us"]
+    ]
+    return (
+        f"Gap {place + 1} came out as `{said}`. The device ran dry at {dry:g} µs behind {before['name']}; what came "
+        f"next was launched at {after['launch_us']:g}; waits around it: {'; '.join(around) or 'none'}. That is not it."
+    )
 
 
 # --- waves -----------------------------------------------------------------------------------------------
