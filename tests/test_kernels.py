@@ -549,6 +549,14 @@ def test_a_reduction_stands_at_an_end_and_nothing_goes_on_behind_it():
     assert indices(SUM, SUM) == []
 
 
+def test_a_reduction_in_front_must_read_a_tensor_of_the_same_shape_as_what_follows():
+    flat = ("aten::mul", [(1024 * 768,), (1024 * 768,)], "float32")
+    assert indices(SUM, flat, flat) == [(1, 2)]
+    assert indices(flat, SUM) == [(0, 1)], "behind a run it may read a view of the result"
+    norm = ("aten::native_layer_norm", [N, (768,), (768,)], "float32")
+    assert indices(norm, flat) == [(0, 1)], "a norm hands on as much as it reads"
+
+
 def test_bytes_saved_at_a_reduction_are_a_read_in_front_and_a_write_and_read_behind():
     size = 1024 * 768 * 4
     assert made(SUM, MUL).fuse_candidates()[0].bytes_saved == size
@@ -616,7 +624,9 @@ def test_passes_over_lists_join_where_one_list_is_the_other_repeated():
 
 def test_the_list_of_element_wise_operations_agrees_with_torchs_tags():
     # Without the tag, but each element of the result needs only the one at its place.
-    untagged = {"copy", "fill", "native_dropout", "to_copy", "zero"}
+    losses = ("binary_cross_entropy", "huber_loss", "mse_loss", "smooth_l1_loss")
+    untagged = {"copy", "fill", "native_dropout", "to_copy", "zero", *losses}
+    untagged |= {f"{loss}_backward" for loss in losses}
 
     def tagged(name):
         packets = [getattr(torch.ops.aten, n, None) for n in (name, f"{name}_", f"_{name}")]

@@ -889,15 +889,18 @@ def _whole(value: object, where: str) -> int:
 
 # --- fusion ----------------------------------------------------------------------------------------------
 
-# Element-wise, though their schema has no tag that says so, or where torch is not at hand to ask.
+# Element-wise, for torch's tag is not at hand without torch, and some do not carry it (losses: the mean over their
+# elements is an operation of its own).
 _ELEMENT_WISE = frozenset(
     re.findall(
         r"\w+",
-        "abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or ceil clamp clamp_max clamp_min clone copy cos div "
-        "elu eq erf exp fill floor ge gelu gelu_backward gt hardtanh isnan le leaky_relu lerp log logical_and "
-        "logical_not logical_or lt masked_fill maximum minimum mul native_dropout native_dropout_backward ne neg "
-        "pow reciprocal relu remainder round rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin "
-        "softplus sqrt square sub tanh tanh_backward threshold_backward to_copy where zero",
+        "abs add addcdiv addcmul binary_cross_entropy binary_cross_entropy_backward bitwise_and bitwise_not "
+        "bitwise_or ceil clamp clamp_max clamp_min clone copy cos div elu eq erf exp fill floor ge gelu "
+        "gelu_backward gt hardtanh huber_loss huber_loss_backward isnan le leaky_relu lerp log logical_and "
+        "logical_not logical_or lt masked_fill maximum minimum mse_loss mse_loss_backward mul native_dropout "
+        "native_dropout_backward ne neg pow reciprocal relu remainder round rsqrt rsub sigmoid "
+        "sigmoid_backward sign silu silu_backward sin smooth_l1_loss smooth_l1_loss_backward softplus sqrt "
+        "square sub tanh tanh_backward threshold_backward to_copy where zero",
     )
 )
 _REDUCTIONS = frozenset(
@@ -952,6 +955,14 @@ class _Call:
     def lists(self) -> bool:
         return "_foreach_" in self.op
 
+    @property
+    def keeps_size(self) -> bool:
+        return self.kind == "pointwise" or _KEEP_SIZE.search(self.op) is not None
+
+    @property
+    def full_shapes(self) -> list[tuple[int, ...]]:
+        return [shape for shape in self.shapes if math.prod(shape) == self.elements]
+
 
 def _calls(kernels: Sequence[Kernel], stream: int) -> list[_Call]:
     mine = [(index, kernel) for index, kernel in enumerate(kernels) if kernel.stream == stream]
@@ -1004,7 +1015,10 @@ def _joins(run: Sequence[_Call], call: _Call) -> bool:
     if last.lists and call.lists:  # one takes p, another p and g: the longer is the shorter, repeated
         short, long_ = sorted((last.shapes, call.shapes), key=len)
         return short * (len(long_) // len(short)) == long_
-    return last.lists == call.lists and last.elements == call.elements and _full(call) != ()
+    if last.lists != call.lists or last.elements != call.elements or not _full(call):
+        return False
+    # In front of a run, a reduction to less shares with it only what both read: a tensor of one shape.
+    return last.keeps_size or not set(call.shapes).isdisjoint(last.full_shapes)
 
 
 def _full(call: _Call) -> tuple[str, ...]:
@@ -1027,9 +1041,8 @@ def _candidate(run: Sequence[_Call], kernels: Sequence[Kernel]) -> list[Candidat
         if size is None or after.lists or saved is None:
             saved = None
             break
-        keeps = before.kind == "pointwise" or _KEEP_SIZE.search(before.op)
         # Written and read again; after a reduction to less, only its own reading of the tensor falls away.
-        saved += after.elements * size * (2 if keeps else 1)
+        saved += after.elements * size * (2 if before.keeps_size else 1)
     return [
         Candidate(
             indices=indices,
