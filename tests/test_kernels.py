@@ -295,6 +295,18 @@ def test_a_copy_that_blocks_by_itself_is_a_copys_gap(name, direction):
     assert caused(*events) == [("copy", 25, 0, 1)]
 
 
+def test_a_small_copy_that_is_over_before_its_wait_begins_is_waited_for_all_the_same():
+    events = [launch(105, 1), launch(112, 2, "cudaMemcpyAsync"), wait_call(134, 3), launch(150, 3)]
+    events += [kernel(110, 20, 1), moved(130, 1, 2), kernel(155, 5, 3)]
+    assert caused(*events) == [("copy", 24, 1, 2)]
+
+
+def test_a_synchronous_copy_to_the_device_is_a_copys_gap_too():
+    events = [launch(105, 1, "cudaMemcpyAsync"), wait_call(109, 25), launch(150, 2)]
+    events += [moved(110, 20, 1, "Memcpy HtoD (Pinned -> Device)"), kernel(155, 5, 2)]
+    assert caused(*events) == [("copy", 25, 0, 1)]
+
+
 def test_a_device_that_ran_dry_while_the_host_fed_a_pageable_copy_waits_for_that_copy():
     events = [launch(105, 1), launch(112, 2, "cudaMemcpyAsync", dur=60)]
     events += [kernel(110, 20, 1), moved(150, 20, 2, "Memcpy HtoD (Pageable -> Device)")]

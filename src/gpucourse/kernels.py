@@ -48,6 +48,7 @@ _LAUNCH = re.compile(r"Launch(Cooperative)?Kernel|GraphLaunch|Memcpy|Memset")
 _GRAPH = re.compile(r"GraphLaunch")
 _SYNCHRONIZE = re.compile(r"Synchronize")
 _COPY = re.compile(r"Memcpy")
+_TO_OR_FROM_HOST = re.compile(r"DtoH|HtoD")
 # CUPTI puts the device's stamps on the host's clock; the two agree to about a microsecond.
 _SKEW_US = 1.0
 
@@ -190,8 +191,9 @@ class Gap:
     start_us, duration_us
         Start after the first kernel's start, and duration, in µs.
     cause
-        "copy": the host was waiting for a copy when the device ran dry, and launched what came next only then.
-        "synchronization": the same with a wait that copies nothing. "host": what came next was launched after the
+        "copy": the device ran dry behind a copy to or from the host, for which the host waited before it launched what
+        came next, or while the host stood in a blocking copy. "synchronization": the host was in another waiting call
+        when the device ran dry, and launched what came next only then. "host": what came next was launched after the
         device had run dry, by a host that waited for nothing: it was late. "queue": what came next was in the
         queue already, so the pause is the device's own. "unknown": it is not known when it was launched.
     before, after
@@ -359,12 +361,19 @@ class KernelTrace:
         dry, launch = before.end_us, after.launch_us
         if launch is None:
             return "unknown"
-        waiting = [wait for wait in self.waits if wait.start_us - _SKEW_US <= dry <= wait.end_us + _SKEW_US]
-        # A copy's own call launches it: what came next may be the copy that the host stood in.
-        if any(wait.copies and wait.start_us <= launch for wait in waiting):
-            return "copy"
-        if any(wait.end_us <= launch for wait in waiting):
-            return "copy" if "DtoH" in before.name else "synchronization"
+        for wait in self.waits:
+            over = wait.end_us <= launch
+            # Small copies end about when the wait for them begins, so a wait behind a copy need not span its end.
+            copied = _TO_OR_FROM_HOST.search(before.name) and (before.launch_us or dry) <= wait.start_us
+            if copied and over and dry <= wait.end_us + _SKEW_US:
+                return "copy"
+            if not wait.start_us - _SKEW_US <= dry <= wait.end_us + _SKEW_US:
+                continue
+            # A copy's own call launches it: what came next may be the copy that the host stood in.
+            if wait.copies and wait.start_us <= launch:
+                return "copy"
+            if over:
+                return "synchronization"
         return "host" if launch > dry else "queue"
 
     @property
