@@ -8,7 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpucourse.cuda_events import ImpossibleTimingError, NothingLaunchedError, region, time_cuda  # noqa: E402
+from gpucourse.cuda_events import (  # noqa: E402
+    ImpossibleTimingError,
+    NothingLaunchedError,
+    TimingMemoryError,
+    region,
+    time_cuda,
+)
 from gpucourse.kernels import trace  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -133,6 +139,144 @@ def test_a_region_that_joins_its_second_stream_is_counted_whole():
     assert both.median_ms == pytest.approx(one.median_ms, rel=0.1)
 
 
+def on_a_side(side, work, *, fork, join):
+    def call():
+        here = torch.cuda.current_stream()
+        if fork:
+            side.wait_stream(here)
+        with torch.cuda.stream(side):
+            work()
+        torch.ones(2**20, device="cuda")
+        if join:
+            here.wait_stream(side)
+
+    return call
+
+
+@pytest.mark.parametrize("numbers", [2**10, 2**24])
+@pytest.mark.parametrize("fork", [True, False])
+@pytest.mark.parametrize("join", [True, False])
+def test_a_missing_fork_or_join_is_told_however_short_the_work(fork, join, numbers):
+    x = torch.randn(numbers, device="cuda")
+    for _ in range(10):
+        timing = time_cuda(
+            on_a_side(torch.cuda.Stream(), lambda: x + 1, fork=fork, join=join), max_seconds=0.01
+        )
+        (found,) = timing.streams
+        assert timing.escaped == (not (fork and join)), timing
+        assert found.begins_inside in ((True,) if fork else (False, None))
+        assert found.ends_inside in ((True,) if join else (False, None))
+
+
+def test_plain_functions_never_escape():
+    x, layer = torch.randn(512, 512, device="cuda"), torch.nn.Linear(512, 512, device="cuda")
+
+    def backward():
+        layer.zero_grad(set_to_none=True)
+        layer(x).sum().backward()
+
+    for call in (lambda: x + 1, lambda: x @ x, backward, lambda: x.softmax(-1).sum(), lambda: x.sum().item()):
+        for _ in range(10):
+            timing = time_cuda(call, max_seconds=0.01)
+            assert not timing.escaped, timing
+            assert timing.streams == ()
+
+
+def test_a_backward_pass_of_another_stream_is_joined_by_autograd():
+    side, layer = torch.cuda.Stream(), torch.nn.Linear(256, 256, device="cuda")
+    batch = torch.randn(512, 256, device="cuda")
+
+    def step():
+        layer.zero_grad(set_to_none=True)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            loss = layer(batch).sum()
+        loss.backward()
+
+    assert not time_cuda(step).escaped
+
+
+def test_arguments_written_in_place_hold_their_values_again():
+    x, nested = torch.randn(2**20, device="cuda"), {"y": [torch.ones(3, device="cuda")]}
+    before = x.clone()
+
+    def writes(x, nested):
+        x.mul_(1.5)
+        nested["y"][0].add_(1)
+
+    timing = time_cuda(writes, x, nested)
+    assert timing.arguments_changed
+    assert timing.arguments_restored
+    assert torch.equal(x, before)
+    assert nested["y"][0].tolist() == [1, 1, 1]
+    assert not time_cuda(lambda x: x.view(-1), x + 1, device="cpu").arguments_changed
+
+
+def test_the_arguments_device_is_timed_whichever_is_current():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one device only")
+    x = torch.randn(2**20, device="cuda:1")
+    assert time_cuda(torch.add, x, 1).median_ms > 5e-4
+    with pytest.raises(ValueError, match="lie on cuda:0, cuda:1"):
+        time_cuda(lambda a, b: a, x, torch.ones(1, device="cuda:0"))
+
+
+def test_a_call_that_keeps_its_results_says_how_much():
+    held = []
+    x = torch.randn(2**20, device="cuda")
+    timing = time_cuda(lambda: held.append(x + 1), max_seconds=0.05)
+    assert timing.left_bytes == 4 * 2**20
+    assert any("each call leaves 4.19 MB allocated" in remark for remark in timing.remarks)
+    assert timing.median_ms < 0.02
+    held.clear()
+    huge = int(torch.cuda.mem_get_info()[0] / 60)
+    with pytest.raises(TimingMemoryError, match="each call leaves"):
+        time_cuda(lambda: held.append(torch.empty(huge, dtype=torch.int8, device="cuda").zero_()))
+    held.clear()
+    torch.cuda.empty_cache()
+
+
+def test_what_the_call_raises_leaves_the_device_usable():
+    x, calls = torch.zeros(2**20, device="cuda"), 0
+
+    def breaks(x):
+        nonlocal calls
+        calls += 1
+        x.add_(1)
+        if torch.cuda.is_current_stream_capturing():
+            raise KeyError("in the capture")
+
+    with pytest.raises(KeyError, match="in the capture"):
+        time_cuda(breaks, x)
+    assert float(x.sum()) == 0.0
+    assert torch.randn(3, device="cuda").isfinite().all()
+    assert time_cuda(torch.add, x, 1).median_ms > 0
+
+
+def test_a_compiled_function_stays_compiled():
+    pytest.importorskip("triton")
+    from torch._dynamo.utils import counters
+
+    def eager(x):
+        return ((x * 2 + 1).relu() * 3).sin()
+
+    x = torch.randn(2**24, device="cuda")
+    compiled = torch.compile(eager)
+    first = time_cuda(compiled, x)
+    seen = sum(counters["frames"].values())
+    again = time_cuda(compiled, x)
+    assert first.median_ms < 0.6 * time_cuda(eager, x).median_ms, "it ran uncompiled"
+    assert again.median_ms == pytest.approx(first.median_ms, rel=0.1)
+    assert sum(counters["frames"].values()) == seen
+    assert first.remarks == ()
+
+
+def test_cold_calls_that_wait_inside_are_flushed_before():
+    x = torch.randn(2**20, device="cuda")
+    timing = time_cuda(lambda: x.sum().item(), l2="cold", max_seconds=0.05)
+    assert timing.method.endswith("(the L2 flushed before)")
+
+
 @pytest.mark.parametrize("l2", ["warm", "cold"])
 def test_a_view_has_no_device_time(l2):
     x = torch.randn(64, 64, device="cuda")
@@ -159,7 +303,9 @@ def test_a_default_call_on_a_kernel_under_ten_milliseconds_returns_within_a_seco
 
 
 def test_an_in_place_call_says_that_its_arguments_changed():
-    assert time_cuda(lambda x: x.add_(1.0), torch.zeros(1024, device="cuda")).arguments_changed
+    x = torch.zeros(1024, device="cuda")
+    assert time_cuda(lambda x: x.add_(1.0), x).arguments_changed
+    assert float(x.sum()) == 0.0
     assert not time_cuda(lambda x: x + 1.0, torch.zeros(1024, device="cuda")).arguments_changed
 
 
