@@ -311,7 +311,7 @@ def waterfall(
     ----------
     traces
         A trace under each title; all share one time axis that starts at each one's first kernel. A thin line leads
-        over each idle time to the kernel that ended it; its stroke says the cause, which the title sums.
+        over each idle time to the kernel that ended it; its stroke says the cause, which the line under the title sums.
     caption
         What the reader should see.
     source
@@ -365,9 +365,17 @@ def waterfall(
             ends = (left, left + float(gap["duration_us"]))
             ax.plot(ends, (place, place), linestyle=stroke, color=colour, linewidth=1.0)
         idle = _idle_text(traces[title])
-        ax.set_title(title, loc="left", fontsize=10.5, color=INK)
+        ax.set_title(title, loc="left", fontsize=10.5, color=INK, pad=15 if idle else 6)
         if idle:
-            ax.set_title(f"idle: {idle}", loc="right", fontsize=8, color=INK)
+            ax.annotate(
+                f"idle: {idle}",
+                (0, 1),
+                xycoords="axes fraction",
+                xytext=(0, 4),
+                textcoords="offset points",
+                fontsize=8,
+                color=INK,
+            )
         rows += [(f"{title}, {row[0]}", *row[1:]) for row in _kernel_rows(kernels)]
         rows += [(title, *row[1:]) for row in _idle_rows(traces[title])]
     axes[-1, 0].set_xlabel("µs since the first kernel began; the numbers are durations")
