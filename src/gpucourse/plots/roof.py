@@ -242,7 +242,10 @@ def ceilings(burst: Recording, sustained: Recording) -> plots.Table:
         )
     header = ("Precision", "Datasheet", "Burst", "by", "Sustained", "by")
     return plots.Table(
-        header, tuple(rows), caption="Arithmetic ceilings in TFLOP/s, with the range of samples", source=burst
+        header,
+        tuple(rows),
+        caption="Arithmetic ceilings in TFLOP/s, with the middle half of their samples",
+        source=burst,
     )
 
 
