@@ -34,6 +34,8 @@ def _road(**changes: Any) -> Recording:
         "pinned_gb_s": 54.9,
         "pageable_back_gb_s": 15.0,
         "pinned_back_gb_s": 55.2,
+        "same_direction_gb_s": 27.5,
+        "both_directions_gb_s": 50.1,
         "hbm_gb_s": 4000.0,
         "l2_gb_s": 7000.0,
     }
@@ -60,12 +62,26 @@ def test_a_level_that_was_not_measured_is_unavailable_and_has_no_bar() -> None:
     assert "<svg" in chart._repr_html_()
 
 
-@pytest.mark.parametrize("l2_bytes", [60_000_000, 0])
-def test_working_sets_mark_the_l2_where_its_size_is_known(l2_bytes: int) -> None:
-    rows = [{"bytes": size * 10**6, "us": 5.0, "gb_s": size * 200.0} for size in (1, 4, 16, 64)]
-    chart = draw.working_sets(_recording({"rows": rows, "l2_bytes": l2_bytes}))
-    assert ("L2: 60 MB" in _texts(chart)) is bool(l2_bytes)
-    assert len(chart.rows) == 4
+def _sets() -> list[dict[str, float]]:
+    inside = [{"bytes": n * 1e6, "us": 3.0 + n / 8} for n in (8, 16, 24)]
+    between = [{"bytes": n * 1e6, "us": n / 3} for n in (40, 60)]
+    return [*inside, *between, *({"bytes": n * 1e6, "us": 2.0 + n / 4} for n in (130, 200, 400))]
+
+
+def test_the_two_slopes_are_those_of_sets_inside_and_outside_the_l2() -> None:
+    inside, outside = draw.two_slopes(_sets(), 60_000_000)
+    assert inside == pytest.approx((3.0, 8000.0))
+    assert outside == pytest.approx((2.0, 4000.0))
+    assert draw.two_slopes(_sets()[:4], 60_000_000)[1] is None
+
+
+def test_working_sets_tell_both_slopes_or_which_of_them_is_unavailable() -> None:
+    chart = draw.working_sets(_recording({"rows": _sets(), "l2_bytes": 60_000_000}))
+    assert "inside the L2 3.0 µs + bytes / (8.0 TB/s)" in chart.caption
+    assert "outside 2.0 µs + bytes / (4.0 TB/s)" in chart.caption
+    assert len(chart.rows) == 8
+    few = draw.working_sets(_recording({"rows": _sets()[:4], "l2_bytes": 60_000_000}))
+    assert "outside unavailable" in few.caption
 
 
 def test_a_strided_read_pays_one_piece_a_float_and_no_more() -> None:
@@ -139,7 +155,15 @@ def _overlaps() -> Recording:
     ways = ("two_buffers", "three_buffers", "one_buffer", "same_stream", "pageable", "synchronized")
     run = {"total_us": 38.0, "held_us": 5.0, "steps_us": steps}
     case = {"compute_us": 10.0, **dict.fromkeys(ways, run)}
-    return _recording({"chunks": 3, "chunk_bytes": 2**26, "copy_us": 8.0, "cases": {"heavy": case}})
+    return _recording(
+        {
+            "chunks": 3,
+            "chunk_bytes": 2**26,
+            "copy_us": 8.0,
+            "pageable_copy_us": 20.0,
+            "cases": {"heavy": case},
+        }
+    )
 
 
 def test_the_first_copy_and_the_last_compute_have_no_partner() -> None:
@@ -163,6 +187,7 @@ def test_overlaps_predict_by_the_maximum_or_by_the_sum() -> None:
         f"38.0{SPACE}µs",
         "-29.6 %",
     )
+    assert by_way["heavy: two buffers, side stream, pageable source"][1:3] == ("max", f"70.0{SPACE}µs")
     assert "64 MiB" in shown.caption
 
 
@@ -211,16 +236,15 @@ def test_workers_beyond_the_cores_share_them() -> None:
 
 def test_starving_sets_the_rule_beside_each_measured_step() -> None:
     runs = [
-        {"workers": 0, "wait": True, "step_ms": 130.0},
-        {"workers": 1, "wait": False, "step_ms": 99.0},
-        {"workers": 3, "wait": False, "step_ms": 40.0},
+        {"workers": 0, "wait": True, "load_ms": 90.0, "step_ms": 130.0},
+        {"workers": 1, "wait": False, "load_ms": 100.0, "step_ms": 110.0},
+        {"workers": 3, "wait": False, "load_ms": 90.0, "step_ms": 40.0},
     ]
-    data = {"compute_ms": 40.0, "load_ms": 90.0, "cores": 8, "runs": runs}
-    chart = draw.starving(_recording(data))
+    chart = draw.starving(_recording({"compute_ms": 40.0, "cores": 8, "runs": runs}))
     assert chart.rows == [
-        ("0, waits", "130.0 ms", "130.0 ms", "+0.0 %", "69 %"),
-        ("1", "90.0 ms", "99.0 ms", "+10.0 %", "60 %"),
-        ("3", "40.0 ms", "40.0 ms", "+0.0 %", "0 %"),
+        ("0, waits", "90.0 ms", "130.0 ms", "130.0 ms", "+0.0 %", "69 %"),
+        ("1", "100.0 ms", "100.0 ms", "110.0 ms", "+10.0 %", "64 %"),
+        ("3", "90.0 ms", "40.0 ms", "40.0 ms", "+0.0 %", "0 %"),
     ]
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpucourse import plots
-from gpucourse.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,9 +27,14 @@ __all__ = [
     "road",
     "stale_shares",
     "starving",
+    "step_ms",
+    "strided_us",
     "trace_rows",
+    "two_slopes",
     "working_sets",
 ]
+
+Line = tuple[float, float]  # start in µs, bandwidth in GB/s
 
 NIGHT_GB_S = 12e9 / (8 * 3600) * 8 / 1e9  # 12e9 tokens in 8 hours, 8 bytes each
 
@@ -80,7 +84,7 @@ _LEVELS = (
     ("pageable_gb_s", "link, from pageable memory"),
     ("pinned_gb_s", "link, from pinned memory"),
     ("hbm_gb_s", "HBM, read and written"),
-    ("l2_gb_s", "L2, read and written"),
+    ("l2_gb_s", "L2, read and written, by difference"),
 )
 
 
@@ -121,9 +125,11 @@ def road(source: Recording) -> plots.Chart:
         if link["generation"] is None
         else f"PCIe generation {link['generation']}, {link['width']} lanes"
     )
-    back = [
+    others = [
         ("link, to pageable memory", source["pageable_back_gb_s"]),
         ("link, to pinned memory", source["pinned_back_gb_s"]),
+        ("link, each of two streams in one direction", source["same_direction_gb_s"]),
+        ("link, each of two streams in opposite directions", source["both_directions_gb_s"]),
     ]
     return plots.Chart(
         fig,
@@ -135,15 +141,50 @@ def road(source: Recording) -> plots.Chart:
         header=("Level", "Bandwidth"),
         rows=[
             ("what the night needs", _gb_s(NIGHT_GB_S)),
-            *((text, _gb_s(rate)) for text, rate in [*levels, *back]),
+            *((text, _gb_s(rate)) for text, rate in [*levels, *others]),
             ("link, by the driver", says),
         ],
         source=source,
     )
 
 
+def two_slopes(rows: Sequence[Mapping[str, float]], l2_bytes: int) -> tuple[Line | None, Line | None]:
+    """Fit one line to the sets that surely fit into the L2 and one to those that surely do not.
+
+    Parameters
+    ----------
+    rows
+        ``bytes`` and ``us`` of each working set.
+    l2_bytes
+        Size of the L2. Sets up to half of it count as inside, from twice it as outside; what lies between is
+        left out, since part of it is still found in the cache.
+
+    Returns
+    -------
+    (line or None, line or None)
+        Start in µs and bandwidth in GB/s, inside and outside; None where there are fewer than two sets.
+
+    Examples
+    --------
+    >>> rows = [{"bytes": n * 1e6, "us": 2 + n / 8} for n in (5, 10, 20)]
+    >>> inside, outside = two_slopes(rows, 40_000_000)
+    >>> round(inside[1]), outside
+    (8000, None)
+    """
+    lines: list[Line | None] = []
+    # The smallest sets wait for the launch alone, not for memory.
+    for low, high in ((l2_bytes / 8, l2_bytes / 2), (2 * l2_bytes, float("inf"))):
+        chosen = [row for row in rows if low <= row["bytes"] <= high]
+        lines.append(
+            fit_line([row["bytes"] for row in chosen], [row["us"] for row in chosen])
+            if len(chosen) > 1
+            else None
+        )
+    return lines[0], lines[1]
+
+
 def working_sets(source: Recording) -> plots.Chart:
-    """Draw the bandwidth of a copy within the device against the bytes that it touches.
+    """Draw the time of a copy within the device against the bytes that it touches, and its two lines.
 
     Parameters
     ----------
@@ -153,41 +194,66 @@ def working_sets(source: Recording) -> plots.Chart:
     Returns
     -------
     Chart
-        A dashed line stands at the size of the L2 that torch reports.
+        To two and a half times the L2; the table has every set. A dotted line stands at the size of the L2.
     """
     rows, l2_bytes = source["rows"], source["l2_bytes"]
-    sizes = [row["bytes"] / 1e6 for row in rows]
-    fig, ax = plots.figure(height=3.0)
-    ax.set_xscale("log", base=2)
-    ax.plot(sizes, [row["gb_s"] / 1e3 for row in rows], "o-", color=plots.BLUE)
-    if l2_bytes:
-        ax.axvline(l2_bytes / 1e6, color=plots.GREY, linestyle="--")
+    shown = [row for row in rows if row["bytes"] <= 2.5 * l2_bytes]
+    fig, ax = plots.figure(height=3.4)
+    ax.plot([row["bytes"] / 1e6 for row in shown], [row["us"] for row in shown], "o", color=plots.BLUE)
+    told = []
+    end = 2.5 * l2_bytes
+    for line, name, colour, until, offset in zip(
+        two_slopes(rows, l2_bytes),
+        ("inside the L2", "outside"),
+        (plots.GREEN, plots.ORANGE),
+        (1.5 * l2_bytes, end),
+        ((6, -4), (-110, 0)),
+        strict=True,
+    ):
+        if line is None:
+            told.append(f"{name} unavailable")
+            continue
+        start_us, gb_s = line
+        ax.plot([0, until / 1e6], [start_us, start_us + until / gb_s / 1e3], "--", color=colour, zorder=1)
         ax.annotate(
-            f"L2: {l2_bytes / 1e6:.0f} MB",
-            (l2_bytes / 1e6, 0.05),
-            (5, 0),
+            f"{name}, {gb_s / 1e3:.1f} TB/s",
+            (until / 1e6, start_us + until / gb_s / 1e3),
+            offset,
             textcoords="offset points",
-            xycoords=("data", "axes fraction"),
-            color=plots.INK,
+            color=colour,
         )
-    ticks = [size for size in (1, 4, 16, 64, 256) if sizes[0] <= size <= sizes[-1]]
-    ax.set_xticks(ticks, labels=[str(tick) for tick in ticks])
-    ax.set_xticks([], minor=True)
+        told.append(f"{name} {start_us:.1f} µs + bytes / ({gb_s / 1e3:.1f} TB/s)")
+    ax.axvline(l2_bytes / 1e6, color=plots.GREY, linestyle=":")
+    ax.annotate(
+        f"L2: {_size(l2_bytes)}",
+        (l2_bytes / 1e6, 0.96),
+        (4, 0),
+        textcoords="offset points",
+        xycoords=("data", "axes fraction"),
+        va="top",
+        color=plots.INK,
+    )
+    ax.set_xlim(0, end / 1e6)
     ax.set_ylim(bottom=0)
     ax.set_xlabel("source and target together, MB")
-    ax.set_ylabel("read and written, TB/s")
+    ax.set_ylabel("time, µs")
     return plots.Chart(
         fig,
-        caption=(
-            "A copy repeated within the device. While source and target fit into the L2 it outruns memory; "
-            "beyond, it falls to what HBM gives."
-        ),
+        caption=f"A copy within the device, repeated. Dashed: {'; '.join(told)}.",
         alt=(
-            "Line chart: bandwidth against working set on a logarithmic axis. It rises, peaks while the set "
-            "fits into the L2, and falls to a plateau beyond."
+            "Dots: time of a copy against its working set. Small sets follow a flat line, sets beyond the L2 a "
+            "steeper one; between half of the L2 and its size the dots pass from one to the other."
         ),
-        header=("Working set", "Time", "Bandwidth"),
-        rows=[(format_bytes(row["bytes"]), _us(row["us"]), _gb_s(row["gb_s"])) for row in rows],
+        header=("Working set", "Part of the L2", "Time", "Bytes over time"),
+        rows=[
+            (
+                f"{row['bytes'] / 1e6:.1f} MB",
+                f"{row['bytes'] / l2_bytes:.2f}",
+                _us(row["us"]),
+                _gb_s(row["bytes"] / row["us"] / 1e3),
+            )
+            for row in rows
+        ],
         source=source,
     )
 
@@ -476,13 +542,14 @@ def pipeline_us(chunks: int, copy_us: float, compute_us: float, *, overlapping: 
     return copy_us + (chunks - 1) * max(copy_us, compute_us) + compute_us
 
 
+# Way, its name, whether copy and computation should overlap, and which copy it makes.
 _RUNS = (
-    ("two_buffers", "pinned, side stream, two buffers", True),
-    ("three_buffers", "the same, three buffers", True),
-    ("one_buffer", "the same, one buffer", False),
-    ("same_stream", "two buffers, all in one stream", False),
-    ("pageable", "two buffers, side stream, pageable source", False),
-    ("synchronized", "two buffers, side stream, synchronize after each chunk", False),
+    ("two_buffers", "pinned, side stream, two buffers", True, "copy_us"),
+    ("three_buffers", "the same, three buffers", True, "copy_us"),
+    ("one_buffer", "the same, one buffer", False, "copy_us"),
+    ("same_stream", "two buffers, all in one stream", False, "copy_us"),
+    ("synchronized", "two buffers, side stream, synchronize after each chunk", False, "copy_us"),
+    ("pageable", "two buffers, side stream, pageable source", True, "pageable_copy_us"),
 )
 
 
@@ -496,9 +563,9 @@ def overlaps(source: Recording) -> plots.Table:
     """
     rows = []
     for label, case in source["cases"].items():
-        for key, text, overlapping in _RUNS:
+        for key, text, overlapping, copy in _RUNS:
             predicted = pipeline_us(
-                source["chunks"], source["copy_us"], case["compute_us"], overlapping=overlapping
+                source["chunks"], source[copy], case["compute_us"], overlapping=overlapping
             )
             measured = case[key]["total_us"]
             rows.append(
@@ -517,7 +584,8 @@ def overlaps(source: Recording) -> plots.Table:
         tuple(rows),
         caption=(
             f"{source['chunks']} chunks of {_size(source['chunk_bytes'])}: a copy takes "
-            f"{_us(source['copy_us'])}, the computation on a chunk {compute}"
+            f"{_us(source['copy_us'])} from pinned memory, {_us(source['pageable_copy_us'])} from pageable; the "
+            f"computation on a chunk, {compute}"
         ),
         source=source,
     )
@@ -535,7 +603,7 @@ def lanes(source: Recording, case: str, ways: Sequence[str]) -> plots.Chart:
     ways
         Which runs of the case, from top to bottom.
     """
-    texts = {key: text for key, text, _ in _RUNS}
+    texts = {key: text for key, text, _, _ in _RUNS}
     fig, axes = plots.figure(height=0.7 + 1.15 * len(ways), nrows=len(ways), sharex=True, squeeze=False)
     rows: list[tuple[str, ...]] = []
     for ax, way in zip(axes[:, 0], ways, strict=True):
@@ -690,7 +758,7 @@ def starving(source: Recording) -> plots.Chart:
     """
     runs = source["runs"]
     rule = [
-        step_ms(source["compute_ms"], source["load_ms"], run["workers"], source["cores"], wait=run["wait"])
+        step_ms(source["compute_ms"], run["load_ms"], run["workers"], source["cores"], wait=run["wait"])
         for run in runs
     ]
     names = [f"{run['workers']}, waits" if run["wait"] else str(run["workers"]) for run in runs]
@@ -720,10 +788,18 @@ def starving(source: Recording) -> plots.Chart:
             "Bar chart: step time by number of workers, with the predicted value as a stroke. It falls with "
             "the workers until it reaches the device's own time."
         ),
-        header=("Workers", "Predicted", "Measured", "Residual", "Device idle"),
+        header=(
+            "Workers",
+            "A batch in its worker",
+            "Predicted step",
+            "Measured step",
+            "Residual",
+            "Device idle",
+        ),
         rows=[
             (
                 name,
+                f"{run['load_ms']:.1f} ms",
                 f"{predicted:.1f} ms",
                 f"{run['step_ms']:.1f} ms",
                 f"{100 * (run['step_ms'] / predicted - 1):+.1f} %",
