@@ -47,9 +47,10 @@ def roof(**changes: object) -> MeasuredRoofline:
 def test_the_roof_is_made_of_the_best_product_and_the_best_stream_and_names_both() -> None:
     measured = roof()
     assert measured.roofline.peak_flops == pytest.approx(800e12)
-    assert measured.roofline.bandwidth == pytest.approx(4.4e12)
+    assert measured.roofline.bandwidth == pytest.approx(4.3e12)  # of those that read and write
+    assert roof(streams=(stream(4.4e12, "read"), stream(4.6e12, "write"))).best_stream.kind == "write"
     assert measured.arithmetic_kind == "bfloat16 product, 2 × 3 × 4"
-    assert measured.bandwidth_kind == "read of 1.00 GB an array, read"
+    assert measured.bandwidth_kind == "triad of 1.00 GB an array, read plus write"
     assert measured.stream("triad").rate == pytest.approx(4.3e12)
     with pytest.raises(KeyError, match="no stream 'scale' was measured; there are copy, read, triad"):
         measured.stream("scale")
@@ -147,6 +148,8 @@ class Device:
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
+        processors = types.SimpleNamespace(multi_processor_count=132)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: processors)
         monkeypatch.setattr(
             Environment, "capture", classmethod(lambda cls: cls(gpu=name, torch="2.11.0", l2_bytes=4096))
         )
@@ -168,10 +171,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 def test_measuring_takes_the_best_shape_and_every_stream_with_its_bytes(device: Device) -> None:
     measured = measure_roofline(torch.float32, shapes=(64, (128, 128, 128), 4096))
     assert measured.roofline.peak_flops == pytest.approx(2 * 128**3 / 4e-3)
-    assert {p.what for p in measured.products} == {"64 × 64 × 64", "128 × 128 × 128"}  # 4096 does not fit
+    turned = ", second matrix transposed"
+    assert sorted(p.what for p in measured.products) == sorted(  # 4096 does not fit
+        f"{n} × {n} × {n}{how}" for n in (64, 128) for how in ("", turned)
+    )
     array = 400_000 // 8 // 4 * 4
     assert {s.kind: s.amount for s in measured.streams} == {
-        "read": array, "write": array, "copy": 2 * array, "scale": 2 * array, "add": 3 * array, "triad": 3 * array,
+        "read": 2 * array, "write": array, "copy": 2 * array, "scale": 2 * array, "add": 3 * array, "triad": 3 * array,
     }  # fmt: skip
     assert measured.device == "NVIDIA Test"
     assert measured.l2_bytes == 4096
@@ -181,10 +187,36 @@ def test_measuring_takes_the_best_shape_and_every_stream_with_its_bytes(device: 
 
 def test_the_shapes_that_are_compared_are_measured_after_a_rest(device: Device) -> None:
     measure_roofline("bf16", shapes=(64, 128), streams=("copy",))
-    assert [rest > 0 for _, rest in device.bursts] == [False, False, False, True, True]
+    assert [rest > 0 for _, rest in device.bursts] == [False] * 5 + [True] * 4
     shapes = [shape for shape, _ in device.bursts]
-    assert shapes[0] == (400_000 // 8 // 2,)
-    assert sorted(shapes[1:3]) == sorted(shapes[3:]) == [(64, 64), (128, 128)]
+    assert shapes[0] == (400_000 // 8 // 4,)
+    assert sorted(shapes[1:5]) == sorted(shapes[5:]) == [(64, 64), (64, 64), (128, 128), (128, 128)]
+
+
+def test_the_shapes_that_are_tried_fit_the_multiprocessors_and_both_layouts(
+    device: Device, monkeypatch
+) -> None:
+    made = []
+    monkeypatch.setattr(
+        measured_roof, "_matrices", lambda *asked: (made.append(asked), lambda: torch.zeros(64, 1))[1]
+    )
+    monkeypatch.setattr(measured_roof, "_stream_call", lambda kind, free: (lambda: torch.zeros(1), 1))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80_000_000_000, 80_000_000_000))
+    measured = measure_roofline("bf16")
+    assert {shape for shape, _, _ in made} == {*measured_roof.SHAPES, (4096, 8448, 8192)}
+    assert {turned for _, _, turned in made} == {True, False}
+    assert len(measured.products) == 2 * (len(measured_roof.SHAPES) + 1)
+
+
+def test_a_second_matrix_that_is_stored_transposed_has_the_same_shape_and_product(device: Device) -> None:
+    for turned in (False, True):
+        call = measured_roof._matrices((3, 5, 7), torch.float32, turned)
+        inside = dict(
+            zip(call.__code__.co_freevars, (c.cell_contents for c in call.__closure__), strict=True)
+        )
+        assert inside["b"].shape == (7, 5)
+        assert inside["b"].is_contiguous() is not turned
+        torch.testing.assert_close(call(), inside["a"] @ inside["b"])
 
 
 @pytest.mark.parametrize(("asked", "ran"), [("fp32", False), ("tf32", True), ("bf16", False)])
@@ -217,7 +249,7 @@ def test_the_products_multiply_random_values_and_not_zeros(device: Device, monke
 
 @pytest.mark.parametrize("kind", list(STREAMS))
 def test_a_stream_computes_what_its_name_says(device: Device, kind: str) -> None:
-    call, n = measured_roof._stream_call(kind, torch.float32, 8 * 4 * 1000)
+    call, n = measured_roof._stream_call(kind, 8 * 4 * 1000)
     assert n == 1000
     result = call()
     assert result.numel() == (1 if kind == "read" else 1000)
@@ -347,17 +379,17 @@ def test_a_burst_times_calls_between_events_and_leaves_the_first_ones_out(monkey
 
 def test_the_sustained_rates_are_those_of_the_last_third(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    monkeypatch.setattr(measured_roof, "_matrices", lambda shape, dtype: clock.call)
-    monkeypatch.setattr(measured_roof, "_stream_call", lambda kind, dtype, free: (clock.call, 1000))
+    monkeypatch.setattr(measured_roof, "_matrices", lambda shape, dtype, turned: clock.call)
+    monkeypatch.setattr(measured_roof, "_stream_call", lambda kind, free: (clock.call, 1000))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 1))
     loads, curve = measured_roof._long_load(
-        [product(4.8e4), product(4e4, what="slower")], [stream(2e12)], torch.float32, 9.0
+        [product(4.8e4), product(4e4, what="slower")], stream(2e12), torch.float32, 9.0
     )
     done, copied = loads
     assert done.seconds >= 9.0
     assert copied.kind == "copy"
     assert copied.seconds > done.seconds
     assert min(done.samples_ms) > 1.0 + 5.5 / 100  # nothing of the first two thirds
-    assert len(curve) == pytest.approx(9.0 / 0.218, rel=0.1)  # slices of 208 calls and a spin
+    assert len(curve) == pytest.approx(9.0 / 0.24, rel=0.1)  # slices of 250 and of 208 calls
     assert all(at <= then for (at, _, _), (then, _, _) in itertools.pairwise(curve))
-    assert measured_roof._long_load([product(1.0)], [stream(1.0)], torch.float32, 0) == ((), ())
+    assert measured_roof._long_load([product(1.0)], stream(1.0), torch.float32, 0) == ((), ())

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gpucourse import gpt, training  # noqa: E402
-from gpucourse.training import GPT, GPTConfig, night_config, plain_step, random_tokens  # noqa: E402
+from gpucourse.training import GPT, GPTConfig, next_token_loss, night_config, plain_step, random_tokens  # noqa: E402
 
 TINY = GPTConfig(layers=2, width=32, heads=4, vocabulary=61, context=16)
 
@@ -103,6 +103,20 @@ def test_a_step_changes_the_parameters_frees_the_gradients_and_gives_the_loss_be
     assert all(not torch.equal(before[n], p) for n, p in model.named_parameters())
 
 
+def test_another_way_to_the_loss_takes_the_place_of_the_plain_one() -> None:
+    model, batch = model_of(), random_tokens(TINY, 2)
+    seen = []
+
+    def doubled(model, tokens, targets):
+        seen.append(tokens.shape)
+        return 2 * next_token_loss(model, tokens, targets)
+
+    plain = plain_step(model_of(), torch.optim.SGD(model.parameters()), *batch)
+    loss = plain_step(model, torch.optim.SGD(model.parameters()), *batch, loss_of=doubled)
+    torch.testing.assert_close(loss, 2 * plain)
+    assert seen == [(2, 16)]
+
+
 def test_the_fp16_steps_loss_scale_does_not_change_its_update() -> None:
     after = {}
     for precision in ("fp32", "fp16"):
@@ -130,9 +144,7 @@ def test_what_was_set_for_tf32_is_put_back_even_after_an_error(allowed: bool) ->
         matmul.allow_tf32 = allowed
         for precision in ("fp32", "tf32"):
             with pytest.raises(RuntimeError, match="as asked"):
-                plain_step(
-                    Failing(), torch.optim.SGD(model.parameters()), *random_tokens(TINY, 1), precision
-                )
+                plain_step(Failing(), torch.optim.SGD(model.parameters()), *random_tokens(TINY, 1), precision)
             assert matmul.allow_tf32 is allowed
     finally:
         matmul.allow_tf32 = before

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from gpucourse.work import (
@@ -28,7 +30,7 @@ from gpucourse.work import (
     softmax_work,
 )
 
-__all__ = ["Family", "Missing", "family_of", "work_of_call"]
+__all__ = ["Family", "Missing", "family_of", "generated_arguments", "work_of_call"]
 
 Family: TypeAlias = Literal[
     "product",
@@ -102,6 +104,7 @@ def work_of_call(
     *,
     causal: bool = False,
     list_elements: int | None = None,
+    arguments: Sequence[str] | None = None,
 ) -> Work | Missing:
     """Count one call's arithmetic and least traffic from what a trace says of it.
 
@@ -119,6 +122,9 @@ def work_of_call(
     list_elements
         Elements of one list of tensors, for calls on lists whose shapes are not in the trace: the profiler
         leaves out those of lists of more than 30. For an optimizer it is the number of parameters.
+    arguments
+        Names of a generated kernel's arguments (`generated_arguments`): without them one that is both read
+        and written counts once.
 
     Returns
     -------
@@ -149,14 +155,14 @@ def work_of_call(
             return _of_lists(name, _tensors(shapes, dtypes), list_elements)
         tensors = _tensors(shapes, dtypes)
         if op.startswith("triton_"):
-            return _generated(op, tensors)
+            return _generated(op, tensors, arguments)
         rule = _RULES.get(name)
         if rule is not None:
             return rule(tensors, causal) if rule in _ATTENTIONS else rule(tensors)
         return _element_wise(name, tensors)
     except _NoCountError as error:
         return Missing(op, str(error))
-    except (ValueError, TypeError, IndexError) as error:
+    except (ValueError, TypeError, IndexError, StopIteration) as error:
         # The tensors are not those that the rule expects: another overload, or a record cut short.
         found = ", ".join(str(list(shape)) for shape in shapes) or "none"
         return Missing(op, f"the shapes {found} are not those of {name} ({error})")
@@ -356,7 +362,9 @@ def _nll(tensors: list[_Tensor]) -> Work:
 
 
 def _nll_backward(tensors: list[_Tensor]) -> Work:
-    _, scores, targets, *_ = tensors
+    # Before them stands the loss's own gradient, which a trace leaves out where it is a single number.
+    place = next(place for place, tensor in enumerate(tensors) if len(tensor.shape) > 1)
+    scores, targets = tensors[place : place + 2]
     moved = targets.n * scores.itemsize + targets.bytes
     return _work(0, moved, "one gradient a row written; the zeros around it are another call's")
 
@@ -374,6 +382,16 @@ def _lookup(table: _Tensor, index: _Tensor) -> Work:
 
 def _embedding(tensors: list[_Tensor]) -> Work:
     return _lookup(tensors[0], tensors[1])
+
+
+def _gather(tensors: list[_Tensor]) -> Work:
+    table, index, *_ = tensors
+    row = index.shape[-1] if len(index.shape) > 1 else 1
+    return _work(
+        0,
+        2 * index.n * table.itemsize + index.bytes // row,
+        "each element looked up is read once and written once, an index a row (an embedding spreads one over it)",
+    )
 
 
 def _embedding_backward(tensors: list[_Tensor]) -> Work:
@@ -561,17 +579,61 @@ def _of_lists(name: str, tensors: list[_Tensor], list_elements: int | None) -> W
 # --- kernels that a compiler wrote ---------------------------------------------------------------------------------
 
 
-def _generated(op: str, tensors: list[_Tensor]) -> Work:
+def _generated(op: str, tensors: list[_Tensor], arguments: Sequence[str] | None) -> Work:
     if op.startswith("triton_tem_"):
         raise _NoCountError("a generated product: its lengths are not told apart in the trace")
     if not tensors:
         raise _NoCountError("a generated kernel whose arguments are not in the trace")
+    named = list(arguments or ())[: len(tensors)]
+    twice = [name.startswith("in_out") for name in named] + [False] * (len(tensors) - len(named))
+    moved, cut = 0, ""
+    # A kernel that looks rows up in a table does not read all of it.
+    indices = [tensor.n for tensor in tensors if tensor.itemsize == 8]
+    for tensor, again in zip(tensors, twice, strict=True):
+        share = 1.0
+        if "embedding" in op and indices and len(tensor.shape) == 2 and tensor.shape[0] > max(indices):
+            share, cut = max(indices) / tensor.shape[0], ", of a table as many rows as there are indices"
+        moved += int(tensor.bytes * share) * (2 if again else 1)
+    how = "one that is read and written twice" if named else "one that is read and written too"
     return _work(
         0,
-        sum(tensor.bytes for tensor in tensors),
-        "a generated kernel: each tensor argument moved once, one that is read and written too; its "
-        "arithmetic is not counted",
+        moved,
+        f"a generated kernel: each tensor argument moved once, {how}{cut}; its arithmetic is not counted",
     )
+
+
+def generated_arguments(folder: Path | str | None = None) -> dict[str, tuple[str, ...]]:
+    """Read the argument names of the kernels that torch's compiler wrote, from the code it keeps.
+
+    A trace gives a generated kernel's tensors, but not which of them are read and written: their names do,
+    ``in_ptr0``, ``out_ptr0``, ``in_out_ptr0``.
+
+    Parameters
+    ----------
+    folder
+        Where the compiler keeps its code; that of this process by default.
+
+    Returns
+    -------
+    dict
+        Kernel to names of its arguments in order; a name that several kernels share, with other arguments,
+        is left out. Empty where nothing was compiled.
+    """
+    if folder is None:
+        try:
+            from torch._inductor.runtime.cache_dir_utils import cache_dir
+        except (ImportError, OSError):
+            return {}
+        folder = cache_dir()
+    found: dict[str, set[tuple[str, ...]]] = {}
+    for path in Path(folder).rglob("*.py"):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):  # another process may be at work there
+            continue
+        for kernel, inside in re.findall(r"def (triton_\w+)\(([^)]*)\)", text):
+            found.setdefault(kernel, set()).add(tuple(re.findall(r"\w*_ptr\d*", inside)))
+    return {kernel: names.pop() for kernel, names in found.items() if len(names) == 1}
 
 
 # --- which rule for which operation --------------------------------------------------------------------------------
@@ -620,6 +682,7 @@ _RULES: dict[str, Callable[..., Work]] = {
     "embedding": _embedding,
     "index_select": _embedding,
     "embedding_dense_backward": _embedding_backward,
+    "gather": _gather,
     "copy_": _copy,
     **dict.fromkeys(("_to_copy", "clone", "contiguous", "to"), _copy),
     **dict.fromkeys(("fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "arange"), _fill),
@@ -637,7 +700,7 @@ _FAMILIES: dict[Callable[..., Work], Family] = {
     **dict.fromkeys(_ATTENTIONS, "attention"),
     **dict.fromkeys((_layer_norm, _layer_norm_backward), "normalization"),
     **dict.fromkeys((_softmax, _softmax_backward, _nll, _nll_backward), "softmax and loss"),
-    **dict.fromkeys((_embedding, _embedding_backward), "embedding"),
+    **dict.fromkeys((_embedding, _embedding_backward, _gather), "embedding"),
     **dict.fromkeys((_copy, _fill, _cat), "copy or fill"),
     **dict.fromkeys((_reduction, _scan), "reduction"),
 }

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpucourse import __version__, recording
+from gpucourse.commands import roofline as roofline_command
 from gpucourse.environment import Environment, NoGPUError, _torch_state, require_cuda
 
 __all__ = ["doctor_lines", "main"]
@@ -119,6 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--check", action="store_true", help="only say which recordings are missing or broken"
     )
     record.set_defaults(run=_record)
+    roofline_command.add(commands)
     options = parser.parse_args(arguments)
     return int(options.run(options))
 

@@ -32,7 +32,7 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp64")
 
 STREAMS: Mapping[str, tuple[str, int, int]] = {
     # name: (what it computes on arrays a, b and c, arrays read, arrays written)
-    "read": ("sum of a", 1, 0),
+    "read": ("sum of a · b", 2, 0),
     "write": ("a = number", 0, 1),
     "copy": ("b = a", 1, 1),
     "scale": ("b = number · a", 1, 1),
@@ -41,18 +41,18 @@ STREAMS: Mapping[str, tuple[str, int, int]] = {
 }
 
 SHAPES: tuple[tuple[int, int, int], ...] = (
-    # (m, n, k): squares, as sweeps have them, and long sums, whose tiles are loaded and stored less often.
+    # (m, n, k): squares, as sweeps have them, and products with a longer sum.
     (2048, 2048, 2048),
     (4096, 4096, 4096),
+    (6144, 6144, 6144),
     (8192, 8192, 8192),
     (4096, 4096, 8192),
-    (4096, 4096, 16384),
-    (8192, 4096, 8192),
     (8192, 8192, 4096),
 )
+TILE_COLUMNS = 64  # a multiprocessor, of one more shape: its tiles fill all multiprocessors, wave after wave
 
-STREAM_BYTES = 2**30  # of one array
-REST_S = 0.5  # between bursts that are compared; a hot card takes longer to cool, and the clocks say so
+STREAM_BYTES = 2**31  # of one array
+REST_S = 0.3  # before a burst that is compared: seen on an H200, 0.1 s gives a hot card its clock back
 BURST_MS = 20.0  # what one burst keeps the device busy
 SLICE_MS = 250.0  # of a long load: one rate and one clock a slice
 CLOCK_CYCLES = 1_000_000  # how long the clock itself is timed
@@ -67,7 +67,7 @@ class Ceiling:
     kind
         "product", or the name of a stream in `STREAMS`.
     what
-        Its size in words.
+        Its size in words; for a product whose second matrix is stored transposed, that too.
     shape
         (m, n, k) of a product; (elements,) of each array of a stream.
     amount
@@ -228,12 +228,16 @@ class MeasuredRoofline:
 
     @property
     def best_stream(self) -> Ceiling:
-        """The burst that reached most bandwidth."""
-        return max(self.streams, key=lambda ceiling: ceiling.rate)
+        """The burst that reached most bandwidth among the streams that read and write, as most kernels do.
+
+        A stream that only writes, or only reads, is another ceiling; it counts where no other was measured.
+        """
+        both = [c for c in self.streams if STREAMS[c.kind][1] and STREAMS[c.kind][2]]
+        return max(both or self.streams, key=lambda ceiling: ceiling.rate)
 
     @property
     def roofline(self) -> Roofline:
-        """Both ceilings in a burst: the best product and the best stream."""
+        """Both ceilings in a burst: the best product, and the best stream that reads and writes."""
         return Roofline(peak_flops=self.best_product.rate, bandwidth=self.best_stream.rate)
 
     @property
@@ -402,7 +406,7 @@ def _describe(precision: str) -> str:
 def measure_roofline(
     dtype: Any,
     *,
-    shapes: Sequence[int | Sequence[int]] = SHAPES,
+    shapes: Sequence[int | Sequence[int]] | None = None,
     streams: Sequence[str] = tuple(STREAMS),
     sustained_s: float = 0.0,
 ) -> MeasuredRoofline:
@@ -414,11 +418,12 @@ def measure_roofline(
         "fp32" (tf32 off), "tf32", "bf16", "fp16", "fp64", or a torch dtype; torch.float32 follows
         ``allow_tf32`` as it stands, and the result says which.
     shapes
-        Products to try, (m, n, k) each, or a width alone for a square; those that do not fit in half of the
-        free memory are left out.
+        Products to try, (m, n, k) each, or a width alone for a square; `SHAPES` by default, and (4096, 64 for
+        each multiprocessor, 8192). Those that do not fit in half of the free memory are left out. Each is
+        measured with both matrices as they are and with the second one stored transposed.
     streams
-        Kinds of stream, names of `STREAMS`. Each array has 2**30 bytes, or an eighth of the free memory
-        where that is less, and both directions count.
+        Kinds of stream, names of `STREAMS`. Each array holds fp32 numbers in 2**31 bytes, or an eighth of the
+        free memory where that is less, and both directions count.
     sustained_s
         Seconds of long load after the bursts, on the three best products in turn; 0 for none. Some 30 s
         bring a large card to the clock that its power limit allows. The rates are those of the last third.
@@ -440,12 +445,16 @@ def measure_roofline(
     -----
     A burst is some 20 ms of calls queued one behind the other, each timed between two events, on random
     values: products of zeros draw less power and run faster. Every shape gets a first burst; the four best
-    are measured again, each after half a second of rest, and those samples are kept.
+    are measured again, each after a rest of 0.3 s, and those samples are kept: a card at its power limit
+    falls off its highest clock within some 40 ms of load.
     """
     require_cuda("measure_roofline")
     import torch
 
     precision, torch_dtype = _precision(dtype)
+    if shapes is None:
+        processors = torch.cuda.get_device_properties().multi_processor_count
+        shapes = (*SHAPES, (4096, TILE_COLUMNS * processors, 8192))
     wanted = [_shape(shape) for shape in shapes]
     _check_streams(streams)
     if not 0 <= sustained_s < math.inf:
@@ -458,17 +467,16 @@ def measure_roofline(
         raise ValueError(f"none of the products {wanted} fits in half of {free_bytes} free bytes")
     before = clock_mhz()
     with tf32_products(precision == "tf32"):
-        measured_streams = tuple(_stream(kind, torch_dtype, free_bytes) for kind in streams)
+        measured_streams = tuple(_stream(kind, free_bytes) for kind in streams)
         products = _products(fitting, torch_dtype)
         after = clock_mhz()
-        loads, curve = _long_load(products, measured_streams, torch_dtype, sustained_s)
+        bursts = MeasuredRoofline(device="", precision=precision, products=products, streams=measured_streams)
+        loads, curve = _long_load(products, bursts.best_stream, torch_dtype, sustained_s)
     environment = Environment.capture()
     sheet = hardware.find(environment.gpu or "")
-    return MeasuredRoofline(
+    return dataclasses.replace(
+        bursts,
         device=environment.gpu or "",
-        precision=precision,
-        products=products,
-        streams=measured_streams,
         sustained=loads,
         curve=curve,
         datasheet_flops=_sheet_flops(sheet, precision),
@@ -590,20 +598,30 @@ def burst(call: Callable[[], Any], rest_s: float = 0.0, busy_ms: float = BURST_M
     return tuple(a.elapsed_time(b) / calls for a, b in itertools.pairwise(events))
 
 
-def _matrices(shape: tuple[int, int, int], dtype: Any) -> Callable[[], Any]:
+def _matrices(shape: tuple[int, int, int], dtype: Any, turned: bool) -> Callable[[], Any]:
+    """Make a product's matrices; `turned` stores the second one transposed, as a linear layer its weights."""
     import torch
 
     m, n, k = shape
     a = torch.randn(m, k, device="cuda", dtype=dtype)
-    b = torch.randn(k, n, device="cuda", dtype=dtype)
+    b = (
+        torch.randn(n, k, device="cuda", dtype=dtype).t()
+        if turned
+        else torch.randn(k, n, device="cuda", dtype=dtype)
+    )
     out = torch.empty(m, n, device="cuda", dtype=dtype)
     return lambda: torch.mm(a, b, out=out)
 
 
-def _product(shape: tuple[int, int, int], samples_ms: Sequence[float], seconds: float = 0.0) -> Ceiling:
+_TURNED = ", second matrix transposed"
+
+
+def _product(
+    shape: tuple[int, int, int], turned: bool, samples_ms: Sequence[float], seconds: float = 0.0
+) -> Ceiling:
     return Ceiling(
         kind="product",
-        what=" × ".join(map(str, shape)),
+        what=" × ".join(map(str, shape)) + (_TURNED if turned else ""),
         shape=shape,
         amount=2 * math.prod(shape),
         samples_ms=tuple(samples_ms),
@@ -612,23 +630,28 @@ def _product(shape: tuple[int, int, int], samples_ms: Sequence[float], seconds: 
 
 
 def _products(shapes: Sequence[tuple[int, int, int]], dtype: Any) -> tuple[Ceiling, ...]:
-    found = {shape: _product(shape, burst(_matrices(shape, dtype), busy_ms=BURST_MS / 2)) for shape in shapes}
-    best = sorted(found, key=lambda shape: -found[shape].rate)[:4]
-    for shape in best:
-        found[shape] = _product(shape, burst(_matrices(shape, dtype), REST_S))
+    found = {
+        (shape, turned): _product(shape, turned, burst(_matrices(shape, dtype, turned), busy_ms=BURST_MS / 2))
+        for shape in shapes
+        for turned in (False, True)
+    }
+    for shape, turned in sorted(found, key=lambda key: -found[key].rate)[:4]:
+        samples = burst(_matrices(shape, dtype, turned), REST_S)
+        found[shape, turned] = _product(shape, turned, samples)
     return tuple(found.values())
 
 
-def _stream_call(kind: str, dtype: Any, free_bytes: int) -> tuple[Callable[[], Any], int]:
+def _stream_call(kind: str, free_bytes: int) -> tuple[Callable[[], Any], int]:
+    """Make the call of a stream on fp32 numbers, whose width the memory does not see, and say on how many."""
     import torch
 
     _, reads, writes = STREAMS[kind]
-    n = int(min(STREAM_BYTES, free_bytes // 8)) // dtype.itemsize
-    a = torch.empty(n, device="cuda", dtype=dtype).uniform_()
+    n = int(min(STREAM_BYTES, free_bytes // 8)) // 4
+    a = torch.empty(n, device="cuda", dtype=torch.float32).uniform_()
     b = torch.empty_like(a).uniform_() if reads + writes > 1 else a
     c = torch.empty_like(a) if reads + writes > 2 else a
     calls: dict[str, Callable[[], Any]] = {
-        "read": lambda: torch.sum(a),
+        "read": lambda: torch.dot(a, b),
         "write": lambda: a.fill_(1.5),
         "copy": lambda: b.copy_(a),
         "scale": lambda: torch.mul(a, 1.5, out=b),
@@ -638,20 +661,18 @@ def _stream_call(kind: str, dtype: Any, free_bytes: int) -> tuple[Callable[[], A
     return calls[kind], n
 
 
-def _stream(kind: str, dtype: Any, free_bytes: int) -> Ceiling:
-    call, n = _stream_call(kind, dtype, free_bytes)
-    return _stream_ceiling(kind, n, dtype.itemsize, burst(call))
+def _stream(kind: str, free_bytes: int) -> Ceiling:
+    call, n = _stream_call(kind, free_bytes)
+    return _stream_ceiling(kind, n, burst(call))
 
 
-def _stream_ceiling(
-    kind: str, n: int, itemsize: int, samples_ms: Sequence[float], seconds: float = 0.0
-) -> Ceiling:
+def _stream_ceiling(kind: str, n: int, samples_ms: Sequence[float], seconds: float = 0.0) -> Ceiling:
     _, reads, writes = STREAMS[kind]
     return Ceiling(
         kind=kind,
-        what=f"{format_bytes(n * itemsize)} an array",
+        what=f"{format_bytes(4 * n)} an array",
         shape=(n,),
-        amount=(reads + writes) * n * itemsize,
+        amount=4 * (reads + writes) * n,
         samples_ms=tuple(samples_ms),
         seconds=seconds,
     )
@@ -725,33 +746,32 @@ def _slice(name: Any, count: int, events: list[Any], began: float) -> tuple[Any,
 
 
 def _long_load(
-    products: Sequence[Ceiling], streams: Sequence[Ceiling], dtype: Any, seconds: float
+    products: Sequence[Ceiling], stream: Ceiling, dtype: Any, seconds: float
 ) -> tuple[tuple[Ceiling, ...], tuple[tuple[float, float, float], ...]]:
-    """Load the device with the best products in turn, then, still hot, with the best stream."""
+    """Load the device with the best products in turn, then, still hot, with a stream."""
     if seconds == 0:
         return (), ()
     import torch
 
-    best = sorted(products, key=lambda ceiling: -ceiling.rate)[:3]
-    amounts = {ceiling.shape: ceiling.amount for ceiling in best}
+    best = {c.what: c for c in sorted(products, key=lambda ceiling: -ceiling.rate)[:3]}
     calls = {}
-    for ceiling in best:
+    for what, ceiling in best.items():
         m, n, k = ceiling.shape
-        calls[ceiling.shape] = _matrices((m, n, k), dtype), statistics.median(ceiling.samples_ms)
+        call = _matrices((m, n, k), dtype, what.endswith(_TURNED))
+        calls[what] = call, statistics.median(ceiling.samples_ms)
     rows = sustained(calls, seconds)
+    del call
+    calls.clear()  # the matrices make room for the stream's arrays
     last = [row for row in rows if row[1] > rows[-1][1] * 2 / 3]
-    hot = {shape: [row[2] for row in last if row[0] == shape] for shape in calls}
-    loads = [
-        _product((shape[0], shape[1], shape[2]), samples, rows[-1][1])
-        for shape, samples in hot.items()
-        if samples
-    ]
+    loads = []
+    for what, ceiling in best.items():
+        samples = tuple(row[2] for row in last if row[0] == what)
+        if samples:
+            loads.append(dataclasses.replace(ceiling, samples_ms=samples, seconds=rows[-1][1]))
     fastest = max(loads, key=lambda ceiling: ceiling.rate)
-    curve = tuple((at, amounts[shape] / ms * 1e3, mhz or 0.0) for shape, at, ms, mhz in rows)
-    calls.clear()  # its matrices make room for the stream's arrays
-    stream = max(streams, key=lambda ceiling: ceiling.rate)
-    call, n = _stream_call(stream.kind, dtype, torch.cuda.mem_get_info()[0])
-    streamed = sustained({stream.kind: (call, statistics.median(stream.samples_ms))}, 1.0)
+    curve = tuple((at, best[what].amount / ms * 1e3, mhz or 0.0) for what, at, ms, mhz in rows)
+    stream_call, count = _stream_call(stream.kind, torch.cuda.mem_get_info()[0])
+    streamed = sustained({stream.kind: (stream_call, statistics.median(stream.samples_ms))}, 1.0)
     times = [row[2] for row in streamed]
-    still = _stream_ceiling(stream.kind, n, dtype.itemsize, times, rows[-1][1] + streamed[-1][1])
+    still = _stream_ceiling(stream.kind, count, times, rows[-1][1] + streamed[-1][1])
     return (fastest, still), curve

@@ -22,7 +22,7 @@ from gpucourse.bound import (
     is_finite,
     validate_shapes_and_units,
 )
-from gpucourse.call_work import Missing, family_of, work_of_call
+from gpucourse.call_work import Missing, family_of, generated_arguments, work_of_call
 from gpucourse.measured_roof import Ceiling, MeasuredRoofline, measure_roofline, sustained
 from gpucourse.shape_ceilings import shape_ceilings
 from gpucourse.step_budget import BudgetRow, StepBudget, step_budget
@@ -61,6 +61,7 @@ __all__ = [
     "convolution_work",
     "elementwise_work",
     "family_of",
+    "generated_arguments",
     "is_finite",
     "layer_norm_backward_work",
     "layer_norm_steps",

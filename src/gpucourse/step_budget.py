@@ -369,6 +369,7 @@ def step_budget(
     causal: bool = True,
     tf32: bool = False,
     alone: Mapping[str, float] | None = None,
+    arguments: Mapping[str, Sequence[str]] | None = None,
     list_elements: int | None = None,
     l2_bytes: float | None = None,
 ) -> StepBudget:
@@ -381,14 +382,18 @@ def step_budget(
         time is that in which at least one of them ran.
     roofs
         A roof for each precision, "fp32", "tf32", "bf16", …; or one for all. A measured roof stands for its
-        burst ceilings. The arithmetic of a product or of attention is held against its inputs' precision, all
-        other arithmetic, which the tensor cores do not do, against "fp32" where there is one.
+        burst ceilings: fills are held against its stream that writes, sums against the one that reads, all
+        else against the best that does both. The arithmetic of a product or of attention is held against its
+        inputs' precision, all other arithmetic, which the tensor cores do not do, against "fp32" where there
+        is one.
     causal
         Whether attention in this step is causal, which the trace does not say.
     tf32
         Whether fp32 products of this step ran in tf32, which the trace does not say either.
     alone
         What `shape_ceilings` gave: the time of the same calls, each measured alone.
+    arguments
+        What `generated_arguments` gave, where kernels of this step were generated.
     list_elements
         For calls on lists whose shapes the trace does not have; see `work_of_call`.
     l2_bytes
@@ -407,7 +412,7 @@ def step_budget(
         There is no kernel in the trace, or no roof.
     """
     calls, span_us, busy_us, l2 = _read(trace)
-    known = _roofs(roofs)
+    known, streams = _roofs(roofs), _streams(roofs)
     if l2_bytes is None:
         measured = [r.l2_bytes for r in _each_measured(roofs) if r.l2_bytes]
         l2_bytes = l2 or (measured[0] if measured else None)
@@ -415,28 +420,50 @@ def step_budget(
     for call in calls:
         grouped.setdefault(call.key, []).append(call)
     rows = [
-        _row(group, known, causal, tf32, alone or {}, list_elements, l2_bytes) for group in grouped.values()
+        _row(
+            group,
+            known,
+            streams,
+            alone or {},
+            l2_bytes,
+            _work_of(group[0], causal, arguments, list_elements),
+            tf32,
+        )
+        for group in grouped.values()
     ]
     rows.sort(key=lambda row: -row.loss_us)
     return StepBudget(rows=tuple(rows), span_us=span_us, busy_us=busy_us)
 
 
+def _work_of(
+    call: TracedCall,
+    causal: bool,
+    arguments: Mapping[str, Sequence[str]] | None,
+    list_elements: int | None,
+) -> Work | Missing:
+    if call.off_device:
+        return Missing(call.op, "crosses the bus between host and device, which is no ceiling of this roof")
+    return work_of_call(
+        call.op,
+        call.shapes,
+        call.dtypes,
+        causal=causal,
+        list_elements=list_elements,
+        arguments=(arguments or {}).get(call.op),
+    )
+
+
 def _row(
     group: Sequence[TracedCall],
     roofs: Mapping[str, Roofline],
-    causal: bool,
-    tf32: bool,
+    streams: Mapping[str, float],
     alone: Mapping[str, float],
-    list_elements: int | None,
     l2_bytes: float | None,
+    work: Work | Missing,
+    tf32: bool,
 ) -> BudgetRow:
     first, times = group[0], len(group)
     family = family_of(first.op)
-    work: Work | Missing
-    if first.off_device:
-        work = Missing(first.op, "crosses the bus between host and device, which is no ceiling of this roof")
-    else:
-        work = work_of_call(first.op, first.shapes, first.dtypes, causal=causal, list_elements=list_elements)
     precision = _precision_of(family, first.dtypes, tf32)
     roof = _roof_for(roofs, precision, family)
     if isinstance(work, Work) and roof is None:
@@ -457,6 +484,9 @@ def _row(
         reason = work.reason if isinstance(work, Missing) else ""
         facts |= dict.fromkeys(("flops", "bytes", "bound", "least_us"))
         return BudgetRow(**facts, reason=reason, convention="", precision="")
+    stream = streams.get(_stream_of(first.op, family))
+    if stream is not None:
+        roof = Roofline(peak_flops=roof.peak_flops, bandwidth=stream)
     least = roof.least_time(work)
     return BudgetRow(
         **facts,
@@ -487,6 +517,22 @@ def _roof_for(roofs: Mapping[str, Roofline], precision: str, family: Family) -> 
         return roofs.get(precision)
     # Element-wise arithmetic does not run on the tensor cores, in whatever type its numbers are.
     return roofs.get("fp32") or roofs.get(precision) or next(iter(roofs.values()))
+
+
+def _stream_of(op: str, family: Family) -> str:
+    """Name the stream that moves bytes as this operation does; "" for one that reads and writes."""
+    if _bare(op) in ("fill_", "zero_"):
+        return "write"
+    return "read" if family == "reduction" and _bare(op) not in ("cumsum", "cumprod") else ""
+
+
+def _streams(roofs: Any) -> dict[str, float]:
+    """Give the bandwidth of each kind of stream in bytes/s; it is the same memory in every precision."""
+    found: dict[str, float] = {}
+    for measured in _each_measured(roofs):
+        for ceiling in measured.streams:
+            found[ceiling.kind] = max(ceiling.rate, found.get(ceiling.kind, 0.0))
+    return found
 
 
 def _each_measured(roofs: Any) -> list[MeasuredRoofline]:

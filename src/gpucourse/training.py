@@ -9,7 +9,7 @@ The model is `GPT` (in `gpucourse.gpt`, loaded when first asked for, since it ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
     from gpucourse.gpt import GPT
 
-__all__ = ["GPT", "METHOD_VERSION", "GPTConfig", "Precision", "night_config", "plain_step", "random_tokens"]
+__all__ = [
+    "GPT",
+    "METHOD_VERSION",
+    "GPTConfig",
+    "Precision",
+    "next_token_loss",
+    "night_config",
+    "plain_step",
+    "random_tokens",
+]
 
 METHOD_VERSION = 1  # rises when the model or the step does other work than before
 
@@ -76,12 +85,35 @@ def random_tokens(
     return drawn[:, :-1].to(device), drawn[:, 1:].to(device)
 
 
+def next_token_loss(model: Any, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Give the mean cross-entropy of the tokens that follow.
+
+    Parameters
+    ----------
+    model
+        Maps (B, T) tokens to (B, T, V) logits.
+    tokens, targets
+        (B, T) each, int64; a target of −100 does not count.
+
+    Returns
+    -------
+    torch.Tensor
+        One number, with its graph.
+    """
+    import torch.nn.functional as F  # noqa: N812 - its usual name
+
+    logits = model(tokens)  # (B, T, V)
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())  # (B·T, V) and (B·T,)
+
+
 def plain_step(
     model: Any,
     optimizer: torch.optim.Optimizer,
     tokens: torch.Tensor,
     targets: torch.Tensor,
     precision: Precision = "fp32",
+    *,
+    loss_of: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Train on one batch: forward, loss, backward, optimizer step, gradients freed.
 
@@ -96,6 +128,9 @@ def plain_step(
     precision
         What the products run in. "fp32": fp32, tf32 off. "tf32": fp32 tensors, products on the tensor cores.
         "bf16", "fp16": under autocast; fp16 with a loss scaled by a fixed 1,024.
+    loss_of
+        What gives the loss: `next_token_loss` by default, or what ``torch.compile`` made of it, which fuses
+        model and loss; compiling the model alone leaves the loss eager.
 
     Returns
     -------
@@ -117,8 +152,6 @@ def plain_step(
     >>> plain_step(model, optimizer, *random_tokens(config, 4)).shape
     torch.Size([])
     """
-    import torch.nn.functional as F  # noqa: N812 - its usual name
-
     if precision not in get_args(Precision):
         raise ValueError(f"precision is {precision!r}; wanted one of {', '.join(get_args(Precision))}")
     if tokens.shape != targets.shape:
@@ -128,8 +161,7 @@ def plain_step(
         )
     with _products_in(precision):
         with _autocast(precision, tokens.device.type):
-            logits = model(tokens)  # (B, T, V)
-            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())  # (B·T, V) and (B·T,)
+            loss = (loss_of or next_token_loss)(model, tokens, targets)
         if precision == "fp16":
             (loss * FP16_LOSS_SCALE).backward()  # type: ignore[no-untyped-call]
             _divide_gradients(optimizer, FP16_LOSS_SCALE)

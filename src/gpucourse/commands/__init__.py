@@ -1,0 +1,1 @@
+"""Commands of ``gpucourse``, one a file: each has `add`, which makes its parser, and what it runs."""
