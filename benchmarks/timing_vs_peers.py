@@ -10,11 +10,19 @@
 Run it on a CUDA machine with `gpucourse record benchmarks/timing_vs_peers.py`; chapter 04 shows the table.
 
 A timer is held against what the profiler (CUPTI) saw of *its* launches: the same cache state, the same launch mode
-(in a CUDA graph, queued behind other work, one at a time). The truth of one call is the kernel's span, or first
-start to last end where a call launches several kernels. Readings and truths alternate, round by round.
+(in a CUDA graph, queued behind other work, one at a time) and the same place in them. `time_cuda` takes a short call
+as the difference of a graph of 2n and one of n calls behind a spinning kernel, so its truth are calls n to 2n of such
+a graph behind such a kernel. The truth of one call is the kernel's span, or first start to last end where a call
+launches several kernels. Readings and truths alternate, round by round, each round with graphs of its own.
+
+Beside the truths stand two things about them: `time_cuda`'s own estimate by events and the same estimate by the
+profiler's record of those very launches ("same launches"); and what the profiler adds to a call, by events around the
+same launches with the profiler and without.
 """
 
 # %%
+import itertools
+import re
 import statistics
 import time
 
@@ -24,11 +32,13 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.benchmark import Timer
 
+from gpucourse import cuda_events
 from gpucourse.cuda_events import time_cuda
 from gpucourse.recording import recorded
 
 ROUNDS = 5
-CALLS = 10  # calls in one profiled stretch
+CALLS = 10  # calls in one profiled stretch of a peer's launches
+UNWATCHED = 3  # readings without the profiler, beside each with it
 L2_BYTES_FLUSHED = 256 * 2**20  # what triton.testing.do_bench clears
 
 
@@ -110,50 +120,125 @@ def captured(call, count):
     return graph
 
 
-def truths(call, long):
-    """Give, for each launch mode, a function that has the profiler look at it and returns spans in µs."""
-    flush = torch.empty(L2_BYTES_FLUSHED, dtype=torch.int8, device="cuda")
-    fills = {name for _, _, name in device_records(flush.zero_)[0]}
+def behind_spin(ms, *steps):
+    """Enqueue the steps behind a spinning kernel, with an event after each; give the events."""
+    torch.cuda._sleep(int(ms * 2_000_000))
+    events = []
+    for step in steps:
+        step()
+        events.append(torch.cuda.Event(enable_timing=True))
+        events[-1].record()
+    return events
 
-    def flushed():
-        flush.zero_()
-        call()
 
-    def times(what, count):
-        return lambda: [what() for _ in range(count)]
+def between(events):
+    """Give the times between neighbouring events in µs."""
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) * 1e3 for a, b in itertools.pairwise(events)]
 
-    calls = 3 if long else CALLS
-    graph, cold = captured(call, calls), captured(flushed, calls)
 
-    def warm_of(run):
-        return lambda: spans(device_records(run)[0], calls)
+def length(records):
+    """Give first start to last end in µs."""
+    return max(end for _, end, _ in records) - records[0][0]
 
-    def cold_of(run):
-        return lambda: spans([r for r in device_records(run)[0] if r[2] not in fills], calls)
 
+def watched(run, calls, value):
+    """Enqueue with the profiler and without it: the records without the spin's, and both estimates in µs a call."""
+    unwatched = statistics.median(value(between(run())) for _ in range(UNWATCHED))
+    events = []
+    records = device_records(lambda: events.extend(run()))[0][1:]
+    return records, value(between(events)) / calls, unwatched / calls
+
+
+NOTHING_SEEN = {"spans": [], "events_us": None, "records_us": None, "profiling_us": None}
+
+
+def as_timed(call, method):
+    """Look at the launches that `time_cuda` times a call by, as it makes them: its graphs or its queue."""
+    in_graphs = re.search(r"graphs of \d+ and (\d+) calls", method)
+    in_queue = re.match(r"(\d+) calls? queued", method)
+    if in_graphs:
+        n = int(in_graphs[1])
+        less = cuda_events._capture(call, n)
+        more = cuda_events._capture(call, 2 * n, less)
+        records, events_us, unwatched_us = watched(
+            lambda: behind_spin(0.5, less.replay, less.replay, more.replay), n, lambda two: two[1] - two[0]
+        )
+        each = len(records) // (4 * n)
+        if each == 0 or each * 4 * n != len(records):
+            return NOTHING_SEEN
+        first, second = records[each * n : each * 2 * n], records[each * 2 * n :]
+        found, records_us = spans(second, 2 * n)[n:], (length(second) - length(first)) / n
+    elif in_queue:
+        n = int(in_queue[1])
+        records, events_us, unwatched_us = watched(
+            lambda: behind_spin(2.0, lambda: None, lambda: [call() for _ in range(n)]), n, lambda one: one[0]
+        )
+        found = spans(records, n)
+        if not found:
+            return NOTHING_SEEN
+        records_us = length(records) / n
+    else:
+        return NOTHING_SEEN  # timed another way on this device
     return {
-        "graph": warm_of(graph.replay),
-        "queue": warm_of(times(call, calls)),
-        "cold graph": cold_of(cold.replay),
-        "cold queue": cold_of(times(flushed, calls)),
-        "whole graph": lambda: whole(graph, calls),
+        "spans": found,
+        "events_us": events_us,
+        "records_us": records_us,
+        "profiling_us": events_us - unwatched_us,
     }
 
 
-def whole(graph, calls):
-    """Hold an event pair around a replay against the profiler's record of that same replay, in µs a replay."""
-    pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+def as_timed_cold(call, method):
+    """Look at the graphs of flushes with and without the call, as `time_cuda` makes them."""
+    in_graphs = re.search(r"graphs of (\d+) flushes", method)
+    if not in_graphs:
+        return NOTHING_SEEN
+    n, flush = int(in_graphs[1]), cuda_events._flush_of_l2()
+    fills = {name for _, _, name in device_records(flush)[0]}
 
-    def run():
-        torch.cuda._sleep(2_000_000)
-        pair[0].record()
-        graph.replay()
-        pair[1].record()
+    def flushed():
+        flush()
+        call()
 
-    records = device_records(run)[0][1:]  # without the spin kernel
-    if not records or len(records) % calls:
-        return None
-    return pair[0].elapsed_time(pair[1]) * 1e3, max(end for _, end, _ in records) - records[0][0]
+    alone = cuda_events._capture(flush, n)
+    together = cuda_events._capture(flushed, n, alone)
+    records, events_us, unwatched_us = watched(
+        lambda: behind_spin(0.5, alone.replay, alone.replay, together.replay), n, lambda two: two[1] - two[0]
+    )
+    first, second = records[n : 2 * n], records[2 * n :]
+    found = spans([record for record in second if record[2] not in fills], n)
+    if not found or sum(record[2] in fills for record in second) != n:
+        return NOTHING_SEEN
+    return {
+        "spans": found,
+        "events_us": events_us,
+        "records_us": (length(second) - length(first)) / n,
+        "profiling_us": events_us - unwatched_us,
+    }
+
+
+def looks(call, long, method, cold_method):
+    """Give, for each launch mode, a function that has the profiler look at it."""
+    flush = torch.empty(L2_BYTES_FLUSHED, dtype=torch.int8, device="cuda")
+    fills = {name for _, _, name in device_records(flush.zero_)[0]}
+    calls = 3 if long else CALLS
+
+    def cold():
+        for _ in range(calls):
+            flush.zero_()
+            call()
+
+    def seen(run, without=()):
+        records = [record for record in device_records(run)[0] if record[2] not in without]
+        return {**NOTHING_SEEN, "spans": spans(records, calls)}
+
+    return {
+        "as timed": lambda: as_timed(call, method),
+        "as timed, cold": lambda: as_timed_cold(call, cold_method),
+        "graph": lambda: seen(captured(call, calls).replay),
+        "queue": lambda: seen(lambda: [call() for _ in range(calls)]),
+        "cold queue": lambda: seen(cold, fills),
+    }
 
 
 def single_pair(call):
@@ -169,12 +254,11 @@ def single_pair(call):
 
 def methods(call, long):
     """Give name -> (cache state, launch mode whose record is its truth, reading in µs)."""
-    mode = "queue" if long else "graph"
     found = {
-        "time_cuda": ("warm", mode, lambda: time_cuda(call, max_seconds=0.1).median_ms * 1e3),
+        "time_cuda": ("warm", "as timed", lambda: time_cuda(call, max_seconds=0.1).median_ms * 1e3),
         "time_cuda, cold": (
             "cold",
-            "cold graph",
+            "as timed, cold",
             lambda: time_cuda(call, l2="cold", max_seconds=0.1).median_ms * 1e3,
         ),
         "one event pair": ("warm", "queue", lambda: statistics.median(single_pair(call) for _ in range(5))),
@@ -216,35 +300,48 @@ def compare(call):
         call()
     torch.cuda.synchronize()
     long = single_pair(call) > 10_000
-    ways, looks = methods(call, long), truths(call, long)
-    rows = {name: {"readings_us": [], "truths_us": []} for name in ways}
-    replays, mhz = [], []
-    for _ in range(ROUNDS):
-        for name, (_, mode, read) in ways.items():
-            seen = looks[mode]()
-            rows[name]["truths_us"].append(statistics.median(seen) if seen else None)
-            rows[name]["readings_us"].append(read())
-            mhz.append(spin_mhz())
-        replays.append(looks["whole graph"]())
     begin = time.perf_counter()
-    text = str(time_cuda(call))
+    timing = time_cuda(call)
     default_s = time.perf_counter() - begin
+    cold_method = time_cuda(call, l2="cold", max_seconds=0.1).method
+    ways, look_at = methods(call, long), looks(call, long, timing.method, cold_method)
+    rows = {name: {"readings_us": [], "truths_us": []} for name in ways}
+    own = {mode: [] for mode in ("as timed", "as timed, cold")}
+    mhz = []
+    for _ in range(ROUNDS):
+        for mode, look in look_at.items():
+            seen = look()
+            if mode in own:
+                own[mode].append(seen)
+            for name, (_, its_mode, read) in ways.items():
+                if its_mode == mode:
+                    rows[name]["truths_us"].append(
+                        statistics.median(seen["spans"]) if seen["spans"] else None
+                    )
+                    rows[name]["readings_us"].append(read())
+            mhz.append(spin_mhz())
     for name, (cache, mode, _) in ways.items():
         row = rows[name]
         pairs = [(r, t) for r, t in zip(row["readings_us"], row["truths_us"], strict=True) if t is not None]
         errors = [reading - truth for reading, truth in pairs]
-        seen = [truth for _, truth in pairs]
+        truths = [truth for _, truth in pairs]
         row |= {"cache": cache, "mode": mode, "rounds": len(pairs)}
-        row["truth_us"] = statistics.median(seen) if seen else None
+        row["truth_us"] = statistics.median(truths) if truths else None
         row["error_us"] = statistics.median(errors) if errors else None
-        row["truth_spread_us"] = max(seen) - min(seen) if seen else None
-    replayed = [pair for pair in replays if pair is not None]
+        row["truth_spread_us"] = max(truths) - min(truths) if truths else None
+        if mode in own:
+            whole = [seen for seen in own[mode] if seen["spans"]]
+            row["profiling_us"] = statistics.median(s["profiling_us"] for s in whole) if whole else None
+            row["same_launches"] = {
+                key: [seen[key] for seen in whole] for key in ("events_us", "records_us", "profiling_us")
+            }
     return {
         "methods": rows,
-        "replay_events_us": [pair[0] for pair in replayed],
-        "replay_profiler_us": [pair[1] for pair in replayed],
         "default_call_s": default_s,
-        "method": text.split("; ")[1] if "; " in text else text,
+        "method": timing.method,
+        "cold_method": cold_method,
+        "escaped": timing.escaped,
+        "throttled": timing.throttled,
         "mhz": [min(mhz), max(mhz)],
     }
 
@@ -260,15 +357,23 @@ def timing_vs_peers():
 found = timing_vs_peers()
 for case, row in found["cases"].items():
     print(
-        f"{case} (default call {row['default_call_s']:.2f} s, {row['mhz'][0]:.0f} to {row['mhz'][1]:.0f} MHz)"
+        f"{case} (default call {row['default_call_s']:.2f} s, {row['mhz'][0]:.0f} to {row['mhz'][1]:.0f} MHz, "
+        f"{row['method']})"
     )
     for name, facts in row["methods"].items():
         if facts["truth_us"] is None:
             print(f"   {name:24} no complete record")
             continue
         share = facts["error_us"] / facts["truth_us"]
-        print(
+        line = (
             f"   {name:24} {facts['cache']:5} truth {facts['truth_us']:12.2f} µs ± {facts['truth_spread_us']:8.2f}"
             f"  error {facts['error_us']:+10.2f} µs {share:+8.1%}"
         )
+        if "same_launches" in facts:
+            same = facts["same_launches"]
+            apart = statistics.median(
+                e - r for e, r in zip(same["events_us"], same["records_us"], strict=True)
+            )
+            line += f"  same launches {apart:+.2f} µs, profiler adds {facts['profiling_us']:+.2f} µs"
+        print(line)
 print(found.line())
