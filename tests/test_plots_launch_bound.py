@@ -1,0 +1,145 @@
+"""The charts and tables of the chapter on tiny additions show what was recorded, and say what was not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpucourse import plots
+from gpucourse.plots import launch_bound as draw
+from gpucourse.recording import Recording
+
+H200 = {"gpu": "NVIDIA H200", "date": "2026-12-01T00:00:00", "torch": "2.11.0"}
+
+
+def _recording(data: dict[str, Any]) -> Recording:
+    return Recording(name="example", data=data, provenance=H200)
+
+
+def _texts(chart: plots.Chart, axes: int = 0) -> list[str]:
+    return [text.get_text() for text in chart.fig.axes[axes].texts]
+
+
+# --- the timeline
+
+
+def _kernels(count: int, *, launched: bool = True) -> list[dict[str, Any]]:
+    return [
+        {"launch_us": 8.0 * k - 5.0 if launched else None, "start_us": 8.0 * k, "duration_us": 1.5}
+        for k in range(count)
+    ]
+
+
+def test_the_timeline_counts_from_the_first_launch_and_lists_every_kernel() -> None:
+    chart = draw.timeline(_recording({"chain": _kernels(9), "product": _kernels(1)}))
+    assert len(chart.rows) == 10
+    assert tuple(chart.rows[0]) == ("addition", 1, "0.0", "5.0", "1.50")
+    assert tuple(chart.rows[1])[2:4] == ("8.0", "13.0")
+    assert chart.rows[-1][0] == "product"
+    assert "<svg" in chart._repr_html_()
+
+
+def test_the_timeline_enlarges_no_more_than_fits_and_joins_each_launch_to_its_kernel() -> None:
+    chart = draw.timeline(_recording({"chain": _kernels(40), "product": _kernels(2)}))
+    zoom = chart.fig.axes[1]
+    assert len(zoom.patches) == 6
+    assert len(zoom.texts) == 6
+    assert zoom.get_title(loc="left") == "the first 6 additions, enlarged"
+
+
+def test_a_launch_that_the_profiler_lost_is_unknown_and_has_no_mark() -> None:
+    chart = draw.timeline(_recording({"chain": _kernels(3, launched=False), "product": _kernels(1)}))
+    assert [row[2] for row in chart.rows] == ["unknown", "unknown", "unknown", "0.0"]
+    assert len(chart.fig.axes[1].texts) == 0
+
+
+@pytest.mark.parametrize("empty", ["chain", "product"])
+def test_a_timeline_without_kernels_is_refused(empty: str) -> None:
+    data = {"chain": _kernels(2), "product": _kernels(1), empty: []}
+    with pytest.raises(ValueError, match=f"{empty} holds no kernel"):
+        draw.timeline(_recording(data))
+
+
+# --- the sweep
+
+
+def _row(kernels: int, elements: int, elapsed_ms: float = 0.8) -> dict[str, Any]:
+    return {
+        "kernels": kernels,
+        "elements": elements,
+        "elapsed_ms": elapsed_ms,
+        "host_ms": 0.7,
+        "device_ms": 0.2,
+        "graph_ms": 0.12,
+        "graph_device_ms": 0.11,
+    }
+
+
+SWEEP = _recording(
+    {
+        "chains": [
+            _row(400, 2**10, 3.2),
+            _row(100, 2**24, 3.6),
+            _row(1, 2**10, 0.01),
+            _row(100, 2**10),
+            _row(100, 2**20),
+        ]
+    }
+)
+
+
+def test_each_sweep_takes_its_own_chains_in_order_of_size() -> None:
+    by_size = draw.by_elements(SWEEP, {2**10: 0.8, 2**20: 0.8, 2**24: 3.0})
+    assert [row[0] for row in by_size.rows] == ["1,024", "1,048,576", "16,777,216"]
+    by_count = draw.by_kernels(SWEEP, {1: 0.01, 100: 1.0, 400: 3.2})
+    assert [row[0] for row in by_count.rows] == ["1", "100", "400"]
+
+
+def test_the_residual_is_measured_over_predicted() -> None:
+    chart = draw.by_elements(SWEEP, {2**10: 0.8, 2**20: 1.0, 2**24: 3.0})
+    assert [row[3] for row in chart.rows] == [f"{sign}\N{NO-BREAK SPACE}%" for sign in ("+0", "-20", "+20")]
+    assert chart.header[3] == "Residual"
+
+
+def test_the_prediction_is_drawn_beside_three_measured_curves() -> None:
+    chart = draw.by_kernels(SWEEP, {1: 0.01, 100: 1.0, 400: 3.2})
+    labels = [line.get_label() for line in chart.fig.axes[0].lines]
+    assert labels == ["as launched", "device alone", "one graph", "predicted, as launched"]
+    assert list(chart.fig.axes[0].lines[3].get_ydata()) == [0.01, 1.0, 3.2]
+
+
+def test_a_size_without_a_prediction_is_no_silent_gap() -> None:
+    with pytest.raises(KeyError):
+        draw.by_elements(SWEEP, {2**10: 0.8})
+
+
+def test_a_sweep_without_its_chains_is_refused() -> None:
+    with pytest.raises(ValueError, match="no chain to draw against its elements"):
+        draw.by_elements(_recording({"chains": [_row(5, 2**10)]}), {})
+
+
+# --- costs, ways, the night
+
+
+def test_costs_keep_their_order_and_tell_a_launch_by_its_colour() -> None:
+    calls = [
+        {"call": "nothing", "what": "a loop", "launches": 0, "host_us": 0.05},
+        {"call": "y + 1", "what": "all of it", "launches": 1, "host_us": 5.0},
+    ]
+    chart = draw.launch_costs(_recording({"calls": calls}))
+    assert [row[0] for row in chart.rows] == ["nothing", "y + 1"]
+    assert "5.00\N{NO-BREAK SPACE}µs" in _texts(chart)
+    grey, orange = (bar.get_facecolor() for bar in chart.fig.axes[0].patches)
+    assert grey != orange
+
+
+def test_a_way_that_could_not_run_is_unavailable_not_zero() -> None:
+    rows = [
+        {"way": "chain", "launches": 100, "host_ms": 0.7, "device_ms": 0.2, "elapsed_ms": 0.8},
+        {"way": "Triton", "launches": 1, "host_ms": None, "device_ms": None, "elapsed_ms": None},
+    ]
+    table = draw.ways(_recording({"ways": rows}))
+    assert table.rows[1] == ("Triton", "1", "unavailable", "unavailable", "unavailable")
+    assert table.rows[0][0:2] == ("chain", "100")
+    assert "recorded on NVIDIA H200" in table._repr_html_()
