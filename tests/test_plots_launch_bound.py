@@ -26,7 +26,12 @@ def _texts(chart: plots.Chart, axes: int = 0) -> list[str]:
 
 def _kernels(count: int, *, launched: bool = True) -> list[dict[str, Any]]:
     return [
-        {"launch_us": 8.0 * k - 5.0 if launched else None, "start_us": 8.0 * k, "duration_us": 1.5}
+        {
+            "launch_us": 8.0 * k - 5.0 if launched else None,
+            "launch_duration_us": 3.0 if launched else None,
+            "start_us": 8.0 * k,
+            "duration_us": 1.5,
+        }
         for k in range(count)
     ]
 
@@ -43,7 +48,7 @@ def test_the_timeline_counts_from_the_first_launch_and_lists_every_kernel() -> N
 def test_the_timeline_enlarges_no_more_than_fits_and_joins_each_launch_to_its_kernel() -> None:
     chart = draw.timeline(_recording({"chain": _kernels(40), "product": _kernels(2)}))
     zoom = chart.fig.axes[1]
-    assert len(zoom.patches) == 6
+    assert len(zoom.patches) == 2 * 6  # a launch and a kernel each
     assert len(zoom.texts) == 6
     assert zoom.get_title(loc="left") == "the first 6 additions, enlarged"
 
@@ -89,29 +94,44 @@ SWEEP = _recording(
 )
 
 
+PREDICTIONS = {
+    (row["kernels"], row["elements"]): {
+        "predicted_ms": row["elapsed_ms"] / 1.25,
+        "own_pace_ms": row["elapsed_ms"],
+    }
+    for row in SWEEP["chains"]
+}
+
+
 def test_each_sweep_takes_its_own_chains_in_order_of_size() -> None:
-    by_size = draw.by_elements(SWEEP, {2**10: 0.8, 2**20: 0.8, 2**24: 3.0})
+    by_size = draw.by_elements(SWEEP, PREDICTIONS)
     assert [row[0] for row in by_size.rows] == ["1,024", "1,048,576", "16,777,216"]
-    by_count = draw.by_kernels(SWEEP, {1: 0.01, 100: 1.0, 400: 3.2})
+    by_count = draw.by_kernels(SWEEP, PREDICTIONS)
     assert [row[0] for row in by_count.rows] == ["1", "100", "400"]
 
 
-def test_the_residual_is_measured_over_predicted() -> None:
-    chart = draw.by_elements(SWEEP, {2**10: 0.8, 2**20: 1.0, 2**24: 3.0})
-    assert [row[3] for row in chart.rows] == [f"{sign}\N{NO-BREAK SPACE}%" for sign in ("+0", "-20", "+20")]
-    assert chart.header[3] == "Residual"
+def test_each_residual_is_measured_over_its_own_prediction() -> None:
+    chart = draw.by_elements(SWEEP, PREDICTIONS)
+    assert tuple(chart.header[3::2]) == ("Residual", "Residual", "Device alone")
+    assert {row[3] for row in chart.rows} == {"+25\N{NO-BREAK SPACE}%"}
+    assert {row[5] for row in chart.rows} == {"+0\N{NO-BREAK SPACE}%"}
 
 
 def test_the_prediction_is_drawn_beside_three_measured_curves() -> None:
-    chart = draw.by_kernels(SWEEP, {1: 0.01, 100: 1.0, 400: 3.2})
-    labels = [line.get_label() for line in chart.fig.axes[0].lines]
-    assert labels == ["as launched", "device alone", "one graph", "predicted, as launched"]
-    assert list(chart.fig.axes[0].lines[3].get_ydata()) == [0.01, 1.0, 3.2]
+    chart = draw.by_kernels(SWEEP, PREDICTIONS)
+    lines = chart.fig.axes[0].lines
+    assert [line.get_label() for line in lines] == [
+        "as launched",
+        "device alone",
+        "one graph",
+        "predicted, as launched",
+    ]
+    assert list(lines[3].get_ydata()) == [0.01 / 1.25, 0.8 / 1.25, 3.2 / 1.25]
 
 
-def test_a_size_without_a_prediction_is_no_silent_gap() -> None:
+def test_a_chain_without_a_prediction_is_no_silent_gap() -> None:
     with pytest.raises(KeyError):
-        draw.by_elements(SWEEP, {2**10: 0.8})
+        draw.by_elements(SWEEP, {})
 
 
 def test_a_sweep_without_its_chains_is_refused() -> None:
@@ -143,3 +163,43 @@ def test_a_way_that_could_not_run_is_unavailable_not_zero() -> None:
     assert table.rows[1] == ("Triton", "1", "unavailable", "unavailable", "unavailable")
     assert table.rows[0][0:2] == ("chain", "100")
     assert "recorded on NVIDIA H200" in table._repr_html_()
+
+
+def test_what_a_graph_refused_is_quoted_and_what_it_took_is_said() -> None:
+    calls = [{"call": "x + 1", "error": None}, {"call": "x.item()", "error": "AcceleratorError: no"}]
+    assert draw.captures(_recording({"calls": calls})).rows == (
+        ("x + 1", "captured"),
+        ("x.item()", "AcceleratorError: no"),
+    )
+
+
+def _night(graph: dict[str, Any] | None) -> Recording:
+    step = {"rows": 1, "precision": "bf16", "launches": 1400, "host_ms": 15.0, "busy_ms": 4.0}
+    return _recording(
+        {
+            "parameters": 124_475_904,
+            "tensors": 148,
+            "updates": {"fused": {"launches": 7, "host_ms": 0.4, "busy_ms": 0.9, "elapsed_ms": 1.3}},
+            "steps": [{**step, "optimizer": "fused", "elapsed_ms": 15.5, "tokens_per_s": 66_000.4}],
+            "graph": graph,
+            "graph_refused": None if graph else "a backward pass waited",
+        }
+    )
+
+
+def test_an_update_says_over_how_many_tensors_it_goes() -> None:
+    table = draw.updates(_night(None))
+    assert table.rows == (
+        ("fused", "7", "400.0\N{NO-BREAK SPACE}µs", "900.0\N{NO-BREAK SPACE}µs", "1.30\N{NO-BREAK SPACE}ms"),
+    )
+    assert table.caption == "One AdamW step over 148 tensors with 124.5 M parameters"
+
+
+def test_the_step_as_a_graph_stands_last_and_a_refusal_in_its_place() -> None:
+    graph = {"host_ms": 0.05, "elapsed_ms": 4.5, "tokens_per_s": 227_000.0}
+    taken, refused = draw.steps(_night(graph)), draw.steps(_night(None))
+    assert taken.rows[0][-1] == "66,000"
+    assert taken.rows[-1][3] == "1"
+    assert taken.rows[-1][-1] == "227,000"
+    assert refused.rows[-1][4:] == ("a backward pass waited", "unavailable", "unavailable", "unavailable")
+    assert all(len(row) == len(taken.header) for row in (*taken.rows, *refused.rows))
