@@ -208,7 +208,7 @@ def under_load(source: Recording) -> plots.Chart:
     )
 
 
-def ceilings(burst: Recording, sustained: Recording) -> plots.Table:
+def ceilings(burst: Recording, sustained: Mapping[str, Any]) -> plots.Table:
     """Tabulate the measured ceilings beside the datasheet's, burst and sustained.
 
     Parameters
@@ -216,7 +216,7 @@ def ceilings(burst: Recording, sustained: Recording) -> plots.Table:
     burst
         The recording `roofline_burst`.
     sustained
-        The recording `roofline_sustained`.
+        By precision: what was reached at the end of a long load; None or absent where that was not measured.
 
     Returns
     -------
@@ -229,7 +229,7 @@ def ceilings(burst: Recording, sustained: Recording) -> plots.Table:
             continue
         sheet = (roof.get("datasheet") or {}).get("tflops")
         short = roof["burst"]
-        long = (sustained["sustained"] or {}).get(precision)
+        long = sustained.get(precision)
         rows.append(
             (
                 precision,
