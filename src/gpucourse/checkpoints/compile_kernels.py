@@ -151,8 +151,8 @@ def _opaque(graph: Any) -> str | None:
             name = str(target)
             if not name.startswith(("aten.", "prims.", "aten::", "prims::")):
                 return name
-        elif isinstance(target, torch._ops.HigherOrderOperator) and target.name() != "cond":
-            return str(target.name())
+        elif isinstance(target, torch._ops.HigherOrderOperator) and str(target) != "cond":
+            return str(target)
         elif isinstance(target, types.FunctionType) and not str(target.__module__).startswith("torch"):
             return target.__name__
     return None

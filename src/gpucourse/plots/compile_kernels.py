@@ -353,7 +353,9 @@ def repaid(
         ax.annotate(
             f"{label}: {math.ceil(points[label]):,} steps",
             (points[label], points[label] * eager_ms / 1000),
-            xytext=(8, -12),
+            # Above and to the left of the last crossing, below and to the right of the others, no line runs.
+            xytext=(-8, 8) if points[label] == max(points.values()) else (8, -12),
+            ha="right" if points[label] == max(points.values()) else "left",
             textcoords="offset points",
             color=colour,
         )

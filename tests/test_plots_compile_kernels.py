@@ -1,0 +1,149 @@
+"""Facts about the charts of the chapter on the compiler, on made-up measurements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpucourse.plots import compile_kernels as draw
+
+
+def timing(device_ms: float, elapsed_ms: float) -> dict[str, float]:
+    return {"median_ms": device_ms, "elapsed_ms": elapsed_ms}
+
+
+CHAINS = {
+    "start_s": 3.0,
+    "one_addition": {"first_s": 0.5, "eager": timing(0.001, 0.016), "compiled": timing(0.0011, 0.05)},
+    "layer_norm": {"first_s": 0.5, "eager": timing(1.5, 1.6), "compiled": timing(0.19, 0.23)},
+    "library": timing(0.3, 0.33),
+}
+
+
+def kernel(name: str, op: str | None, count: int, us: float) -> dict[str, Any]:
+    return {"name": name, "op": op, "count": count, "us": us}
+
+
+STEPS = {
+    "as written": {
+        "step_ms": 12.0,
+        "kernels": [
+            kernel("gemm", "aten::mm", 10, 6000.0),
+            kernel("add", "aten::add", 30, 4000.0),
+            kernel("adam", "aten::_fused_adamw_", 1, 500.0),
+        ],
+    },
+    "compiled": {
+        "step_ms": 8.5,
+        "kernels": [
+            kernel("gemm", "aten::mm", 10, 6000.0),
+            kernel("triton_poi_fused_add_0", "triton_poi_fused_add_0", 6, 1500.0),
+        ],
+    },
+}
+SHAPES = {
+    "default": [{"rows": 5, "wall_ms": 500.0}, {"rows": 7, "wall_ms": 700.0}, {"rows": 9, "wall_ms": 0.2}],
+    "static": [{"rows": 5, "wall_ms": 500.0}, {"rows": 7, "wall_ms": 600.0}, {"rows": 9, "wall_ms": 600.0}],
+}
+
+
+def test_calls_gives_each_function_a_line_as_written_and_one_compiled_in_us() -> None:
+    chart = draw.calls(CHAINS, caption="c")
+    assert chart.rows == [
+        ("one addition", "as written", "1.00", "16.0"),
+        ("one addition", "compiled", "1.10", "50.0"),
+        ("layer norm", "as written", "1,500.00", "1,600.0"),
+        ("layer norm", "compiled", "190.00", "230.0"),
+    ]
+    assert "layer norm compiled 190.0 to 230.0" in chart.alt
+    assert chart.svg().startswith("<svg")
+
+
+def test_calls_without_a_pair_to_compare_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to draw"):
+        draw.calls({"start_s": 3.0, "library": timing(1, 2)}, caption="c")
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "whose"),
+    [
+        ("triton_per_fused_mean_0", "triton_per_fused_mean_0", "written by the compiler"),
+        ("nvjet", "aten::addmm", "products"),
+        ("splitKreduce_kernel", "aten::mm", "products"),
+        ("cudnn_generated", "aten::_cudnn_attention_backward", "attention"),
+        ("multi_tensor_apply_kernel", "aten::_fused_adamw_", "optimizer"),
+        ("reduce_kernel", "aten::sum", "torch's other kernels"),
+        ("Memcpy DtoD", None, "torch's other kernels"),
+    ],
+)
+def test_a_kernel_belongs_to_whoever_launched_it(name: str, op: str | None, whose: str) -> None:
+    assert draw.family({"name": name, "op": op}) == whose
+
+
+def test_guard_cost_finds_the_line_that_made_the_points() -> None:
+    points = [{"inputs": n, "host_us": 11 + 0.1 * n} for n in (1, 10, 100)]
+    chart, base_us, each_us = draw.guard_cost(points, caption="c")
+    assert base_us == pytest.approx(11)
+    assert each_us == pytest.approx(0.1)
+    assert "11.0 µs and 100 ns for each tensor" in chart.alt
+    assert chart.rows[1] == ("10", "12.0", "12.0")
+
+
+def test_guard_cost_needs_two_numbers_of_inputs() -> None:
+    with pytest.raises(ValueError, match="two different numbers"):
+        draw.guard_cost([{"inputs": 3, "host_us": 1.0}, {"inputs": 3, "host_us": 2.0}], caption="c")
+
+
+def test_shape_calls_lists_each_call_and_counts_the_slow_ones() -> None:
+    chart = draw.shape_calls(SHAPES, caption="c")
+    assert chart.header == ("Call", "Rows", "default, ms", "static, ms")
+    assert chart.rows[2] == ("3", "9", "0.20", "600.00")
+    assert "default 2, static 3 of 3" in chart.alt
+
+
+def test_shape_calls_compares_only_the_same_shapes_in_the_same_order() -> None:
+    other = {**SHAPES, "static": list(reversed(SHAPES["static"]))}
+    with pytest.raises(ValueError, match="same rows in the same order"):
+        draw.shape_calls(other, caption="c")
+
+
+def test_step_families_sums_launches_and_time_of_each_kind() -> None:
+    chart = draw.step_families(STEPS, caption="c")
+    assert ("as written", "torch's other kernels", "30", "4.00") in chart.rows
+    assert ("as written", "all kernels", "41", "10.50") in chart.rows
+    assert ("compiled", "written by the compiler", "6", "1.50") in chart.rows
+    assert ("compiled", "step, unprofiled", "", "8.50") in chart.rows
+    assert "compiled, all kernels 7.50 in 16 launches" in chart.alt
+
+
+@pytest.mark.parametrize("steps", [{}, {"a": {"step_ms": 1.0, "kernels": []}}])
+def test_step_families_without_kernels_is_refused(steps: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="needs its kernels"):
+        draw.step_families(steps, caption="c")
+
+
+def test_repaid_counts_whole_steps_by_hand() -> None:
+    chart = draw.repaid(44.0, 34.0, {"empty cache": 20.004, "full cache": 5.0}, caption="c")
+    assert [row[3] for row in chart.rows] == ["2,001", "500"]
+    assert chart.rows[0][1] == "20.0 s"
+    assert "after 2,001 steps (empty cache)" in chart.alt
+
+
+def test_what_saves_nothing_is_never_repaid() -> None:
+    with pytest.raises(ValueError, match="never repays"):
+        draw.repaid(34.0, 34.0, {"empty cache": 20.0}, caption="c")
+
+
+def test_every_chart_of_the_chapter_can_be_drawn() -> None:
+    charts = [
+        draw.calls(CHAINS, caption="c"),
+        draw.shape_calls(SHAPES, caption="c"),
+        draw.step_families(STEPS, caption="c"),
+        draw.repaid(44.0, 34.0, {"empty cache": 20.0}, caption="c"),
+        draw.guard_cost([{"inputs": n, "host_us": float(n)} for n in (1, 2)], caption="c")[0],
+    ]
+    for chart in charts:
+        page = chart._repr_html_()
+        assert page.count("<svg") == 1
+        assert page.count('<th scope="row">') == len(chart.rows)
