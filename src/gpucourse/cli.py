@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpucourse import __version__, recording
 from gpucourse.commands import roofline as roofline_command
+from gpucourse.commands import time as time_command
 from gpucourse.environment import Environment, NoGPUError, _torch_state, require_cuda
 
 __all__ = ["doctor_lines", "main"]
@@ -121,6 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     record.set_defaults(run=_record)
     roofline_command.add(commands)
+    time_command.add(commands)
     options = parser.parse_args(arguments)
     return int(options.run(options))
 

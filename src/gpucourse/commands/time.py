@@ -1,0 +1,280 @@
+"""``gpucourse time``: time a snippet of torch on the device's clock, as text, as JSON and as a picture.
+
+The JSON is one object, ``"schema": "gpucourse.time/1"``:
+
+- ``snippet``, ``setup``: what was run, as given;
+- ``median_ms``, ``iqr_ms``, ``samples_ms``: the device time of one call (the host's where ``device`` is "cpu");
+- ``elapsed_ms``, ``host_ms``: one call as Python launches it, and the host's part of it;
+- ``launch_bound``, ``noisy``, ``throttled``, ``escaped``, ``arguments_changed``, ``arguments_restored``: booleans;
+- ``method``, ``l2``, ``device``, ``remarks``: how it was measured, and what else to know;
+- ``arguments``: shape and dtype of each tensor that the snippet names;
+- ``streams``: the other streams that it used; ``left_bytes``: what each call leaves allocated;
+- ``clock_mhz``: before and after; ``environment``: GPU, driver, CUDA, torch, as `Environment.as_dict` gives them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import traceback
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpucourse.cuda_events import Timing, time_cuda
+from gpucourse.environment import NoGPUError, require_cuda
+from gpucourse.units import format_time_ms
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["SCHEMA", "add", "draw", "run"]
+
+SCHEMA = "gpucourse.time/1"
+SNIPPET, SETUP = "the snippet", "--setup"  # also the file names that tracebacks carry
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser's commands.
+
+    Parameters
+    ----------
+    commands
+        What ``ArgumentParser.add_subparsers`` returned.
+    """
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "time",
+        help="time a snippet of torch on the device's clock",
+        epilog='example: gpucourse time "x @ x" --setup "x = torch.randn(2048, 2048, device=\'cuda\')"',
+    )
+    parser.add_argument("snippet", help="statements to time; torch is imported")
+    parser.add_argument(
+        "--setup", default="", metavar="CODE", help="statements that run once before, outside the time"
+    )
+    parser.add_argument(
+        "--l2",
+        choices=("warm", "cold"),
+        default="warm",
+        help="leave the L2 as the call before left it, or flush it before each (default: warm)",
+    )
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu times the host instead, and says so"
+    )
+    parser.add_argument(
+        "--max-seconds",
+        type=_seconds,
+        default=0.5,
+        metavar="S",
+        help="stop sampling after so many seconds (default: 0.5)",
+    )
+    parser.add_argument("--json", action="store_true", help="write JSON, with every sample")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the samples into an image file")
+    parser.set_defaults(run=run)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds above 0")
+    return value
+
+
+def run(options: argparse.Namespace) -> int:
+    """Time the snippet, print, draw; give the exit status (0 done, 1 failed, 2 asked for wrongly).
+
+    Parameters
+    ----------
+    options
+        What the parser read.
+    """
+    codes = []
+    for name, text in ((SNIPPET, options.snippet), (SETUP, options.setup)):
+        try:
+            codes.append(compile(text, name, "exec"))
+        except (SyntaxError, ValueError) as error:  # ValueError: null bytes
+            return _fail(_syntax(name, error), 2)
+    snippet, setup = codes
+    if not options.snippet.strip():
+        return _fail('the snippet is empty: give statements to time, such as "x @ x"', 2)
+    try:
+        if options.device == "cuda":
+            require_cuda("gpucourse time")
+        timing = _timed(snippet, setup, options)
+    except NoGPUError as error:
+        return _fail(f"{error} Or time the host with --device cpu.", 1)
+    except (Exception, SystemExit) as error:
+        return _fail(_raised(error, {SNIPPET: options.snippet, SETUP: options.setup}), 1)
+    if options.json:
+        print(json.dumps(_as_dict(timing, options), indent=1))
+    else:
+        print("\n".join(_lines(timing)))
+    if options.plot is not None:
+        sys.stdout.flush()
+        return 0 if _save(timing, options) else 1
+    return 0
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"gpucourse time: {message}", file=sys.stderr)
+    return status
+
+
+def _syntax(name: str, error: SyntaxError | ValueError) -> str:
+    """Name the line that does not compile, with a mark under the place."""
+    if not isinstance(error, SyntaxError) or error.lineno is None:
+        return f"{name} is not Python: {error}"
+    line = (error.text or "").rstrip("\n")
+    mark = f"\n  {' ' * max(0, (error.offset or 1) - 1)}^" if line else ""
+    return f"{name} is not Python: line {error.lineno}: {error.msg}\n  {line}{mark}"
+
+
+def _raised(error: BaseException, texts: dict[str, str]) -> str:
+    """Say what was raised, and where in the given code; an error of the timer's own says it by itself."""
+    said = traceback.format_exception_only(error)[-1].strip()
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename in texts and frame.lineno is not None:
+            lines = texts[frame.filename].splitlines()
+            return f"{frame.filename} raised {said}\n  line {frame.lineno}: {lines[frame.lineno - 1].strip()}"
+    return str(error) or said
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Give the names that code uses, functions and comprehensions inside it included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _timed(snippet: types.CodeType, setup: types.CodeType, options: argparse.Namespace) -> Timing:
+    import torch
+
+    names: dict[str, Any] = {"torch": torch, "__name__": "__main__"}
+    exec(setup, names)
+    given = [
+        names[name] for name in dict.fromkeys(_names(snippet)) if isinstance(names.get(name), torch.Tensor)
+    ]
+
+    def call(*_tensors: Any) -> None:
+        exec(snippet, names)
+
+    # The tensors go in as arguments, so that the result names them and their values are put back.
+    return time_cuda(call, *given, device=options.device, l2=options.l2, max_seconds=options.max_seconds)
+
+
+def _lines(timing: Timing) -> list[str]:
+    """Lay the result out for people, a fact a line."""
+    device = timing.device == "cuda"
+    rows = [
+        (
+            "device time" if device else "host time",
+            f"{format_time_ms(timing.median_ms)} a call (the middle half spans {format_time_ms(timing.iqr_ms)}; "
+            f"{len(timing.samples_ms)} samples{'' if device else '; no GPU was timed'})",
+        )
+    ]
+    if device:
+        bound = ": launch-bound" if timing.launch_bound else ""
+        rows.append(
+            (
+                "elapsed",
+                f"{format_time_ms(timing.elapsed_ms)} as launched, the host's part "
+                f"{format_time_ms(timing.host_ms)}{bound}",
+            )
+        )
+    rows.append(("method", timing.method + (f"; L2 {timing.l2}" if device else "")))
+    tensors = ", ".join(f"{tuple(a['shape'])} {a['dtype']}" for a in timing.arguments)
+    rows.append(("tensors", tensors or "none named"))
+    if timing.clock_mhz:
+        fell = ": throttled" if timing.throttled else ""
+        rows.append(("clock", f"{' → '.join(f'{mhz:,.0f}' for mhz in timing.clock_mhz)} MHz{fell}"))
+    rows += [("note", note) for note in _notes(timing)]
+    rows.append(("on", timing.environment.line()))
+    return [f"{label:12} {text}" for label, text in rows]
+
+
+def _notes(timing: Timing) -> list[str]:
+    notes = []
+    if timing.noisy:
+        notes.append("noisy: compare nothing within its spread")
+    notes += [str(stream) for stream in timing.streams if stream.escaped]
+    if timing.escaped:
+        notes.append("work on another stream is not counted")
+    if timing.arguments_changed:
+        end = "they are restored" if timing.arguments_restored else "they could not be restored"
+        notes.append(f"the snippet changed its tensors, so its calls met different inputs; {end}")
+    return [*notes, *timing.remarks]
+
+
+def _as_dict(timing: Timing, options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "snippet": options.snippet,
+        "setup": options.setup,
+        **timing.as_dict(),
+        "noisy": timing.noisy,
+        "environment": timing.environment.as_dict(),
+    }
+
+
+def _save(timing: Timing, options: argparse.Namespace) -> bool:
+    try:
+        draw(timing, options.snippet).savefig(options.plot, facecolor="white", dpi=150)
+    except (OSError, ValueError, ImportError) as error:  # ValueError: an ending that names no kind of image
+        said = error.strerror if isinstance(error, OSError) and error.strerror else error
+        print(
+            f"gpucourse time: could not draw into {options.plot}: {said}; the numbers above are whole. Give a file "
+            "that can be written, such as --plot samples.png",
+            file=sys.stderr,
+        )
+        return False
+    return True
+
+
+def draw(timing: Timing, title: str = "") -> Figure:
+    """Draw the samples in the order they were taken, and how often each value came.
+
+    Parameters
+    ----------
+    timing
+        What was measured.
+    title
+        Written above, such as the snippet.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Left, µs a call against the sample's number, with the median and the middle half; right, their histogram.
+    """
+    from gpucourse import plots
+
+    fig, (strip, counts) = plots.figure(6.4, 3.2, ncols=2, sharey=True, width_ratios=(3, 1))
+    samples_us = [ms * 1e3 for ms in timing.samples_ms]
+    median_us = timing.median_ms * 1e3
+    strip.plot(range(1, len(samples_us) + 1), samples_us, "o", color=plots.BLUE, markersize=3)
+    counts.hist(
+        samples_us, bins=min(30, max(5, len(samples_us) // 3)), orientation="horizontal", color=plots.BLUE
+    )
+    for axes in (strip, counts):
+        axes.axhline(median_us, color=plots.ORANGE)
+    strip.annotate(
+        f"median {format_time_ms(timing.median_ms)}",
+        (1.0, median_us),
+        xycoords=("axes fraction", "data"),
+        xytext=(-4, 4),
+        textcoords="offset points",
+        ha="right",
+        color=plots.ORANGE,
+    )
+    strip.set_xlabel("sample")
+    strip.set_ylabel(f"{'device' if timing.device == 'cuda' else 'host'} time of one call, µs")
+    counts.set_xlabel("samples")
+    first = title.strip().splitlines()[0] if title.strip() else ""
+    short = first if len(first) <= 60 else f"{first[:57]}…"
+    strip.set_title(short.replace("$", r"\$"))  # a dollar would begin a formula
+    return fig

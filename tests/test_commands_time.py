@@ -1,0 +1,212 @@
+"""The command line times a snippet, prints, draws, and says what it could not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from gpucourse import cli
+from gpucourse.commands import time as command
+from gpucourse.cuda_events import NothingLaunchedError, Timing
+from gpucourse.environment import Environment, cuda_available
+from gpucourse.streams import OtherStream
+
+HOST = ["--device", "cpu", "--max-seconds", "0.02"]
+X = ["--setup", "x = torch.ones(3, 2)"]
+MEASURED = Timing(
+    samples_ms=(0.339, 0.340, 0.341, 0.345),
+    elapsed_ms=0.36,
+    host_ms=0.01,
+    method="11 calls queued behind a spinning kernel in one event pair",
+    l2="warm",
+    arguments=({"shape": [2048, 2048], "dtype": "float32"},),
+    arguments_changed=False,
+    escaped=False,
+    device="cuda",
+    environment=Environment(gpu="NVIDIA Test", torch="2.11.0", cuda="13.0"),
+    clock_mhz=(1980.0, 1965.0),
+)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Let the command find a GPU whose timer returns what it is told."""
+    answers: list[object] = [MEASURED]
+    asked: list[tuple[object, dict]] = []
+
+    def timer(call, *tensors, **options):
+        call(*tensors)
+        asked.append((tensors, options))
+        if isinstance(answers[-1], Exception):
+            raise answers[-1]
+        return answers[-1]
+
+    monkeypatch.setattr(command, "require_cuda", lambda _what: None)
+    monkeypatch.setattr(command, "time_cuda", timer)
+    return answers, asked
+
+
+def test_the_host_is_timed_where_it_is_asked_for_and_says_so(capsys):
+    assert cli.main(["time", "x.sum()", *X, *HOST]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("host time ")
+    assert "no GPU was timed" in said.out
+    assert "(3, 2) float32" in said.out
+    assert said.err == ""
+
+
+@pytest.mark.skipif(cuda_available(), reason="there is a GPU here")
+def test_without_a_gpu_it_fails_and_says_what_it_needs(capsys):
+    assert cli.main(["time", "x.sum()", *X]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("gpucourse time: gpucourse time needs a CUDA device")
+    assert said.err.endswith("Or time the host with --device cpu.\n")
+
+
+def test_text_is_for_people_a_fact_a_line(gpu, capsys):
+    assert cli.main(["time", "x @ x.t()", *X, "--l2", "cold", "--max-seconds", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "device time  340.5 µs a call (the middle half spans 2.25 µs; 4 samples)"
+    assert [line.split()[0] for line in lines] == ["device", "elapsed", "method", "tensors", "clock", "on"]
+    ((tensors, options),) = gpu[1]
+    assert [tuple(t.shape) for t in tensors] == [(3, 2)]
+    assert options == {"device": "cuda", "l2": "cold", "max_seconds": 2.0}
+
+
+def test_what_makes_a_number_unfit_is_printed(gpu, capsys):
+    lost = OtherStream(name="stream 0x5 of cuda:0", begins_inside=True, ends_inside=False)
+    gpu[0].append(
+        dataclasses.replace(
+            MEASURED,
+            samples_ms=(0.001, 0.004, 0.002, 0.009),
+            escaped=True,
+            streams=(lost,),
+            arguments_changed=True,
+            arguments_restored=True,
+            clock_mhz=(1980.0, 1200.0),
+            remarks=("each call leaves 4.19 MB allocated",),
+        )
+    )
+    assert cli.main(["time", "x.add_(1)", *X]) == 0
+    said = capsys.readouterr().out
+    for part in (
+        "launch-bound",
+        "noisy",
+        "stream 0x5 of cuda:0 is not waited for",
+        "changed its tensors, so its calls met different inputs; they are restored",
+        "MHz: throttled",
+        "each call leaves 4.19 MB allocated",
+    ):
+        assert part in said
+
+
+def test_json_is_for_programs_and_follows_its_schema(gpu, capsys):
+    assert cli.main(["time", "x.sum()", *X, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == command.SCHEMA == "gpucourse.time/1"
+    assert found["snippet"] == "x.sum()"
+    assert found["samples_ms"] == list(MEASURED.samples_ms)
+    assert found["environment"]["gpu"] == "NVIDIA Test"
+    documented = command.__doc__ or ""
+    assert [key for key in found if f"``{key}``" not in documented and key != "schema"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["x @@ x"], "the snippet is not Python: line 1: invalid syntax\n  x @@ x\n     ^"),
+        (
+            ["x", "--setup", "x = 1\ny = (2"],
+            "--setup is not Python: line 2: '(' was never closed\n  y = (2\n",
+        ),
+        (["  "], "the snippet is empty"),
+        (["x\0"], "the snippet is not Python"),
+    ],
+)
+def test_a_snippet_that_is_no_python_exits_with_2_and_the_line(gpu, capsys, arguments, said):
+    assert cli.main(["time", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert gpu[1] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["x", "--max-seconds", "0"],
+        ["x", "--max-seconds", "nan"],
+        ["x", "--l2", "hot"],
+        ["x", "--device", "tpu"],
+        [],
+    ],
+)
+def test_what_is_asked_for_wrongly_exits_with_2(gpu, capsys, arguments):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["time", *arguments])
+    assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("snippet", "setup", "said"),
+    [
+        ("y @ y", "", "the snippet raised NameError: name 'y' is not defined\n  line 1: y @ y"),
+        ("x", "x = 3\nx / 0", "--setup raised ZeroDivisionError: division by zero\n  line 2: x / 0"),
+        (
+            "f()",
+            "def f():\n    raise KeyError('deep')",
+            "--setup raised KeyError: 'deep'\n  line 2: raise KeyError",
+        ),
+        ("exit(0)", "", "the snippet raised SystemExit: 0"),
+    ],
+)
+def test_an_error_inside_the_given_code_is_its_own_and_exits_with_1(capsys, snippet, setup, said):
+    assert cli.main(["time", snippet, "--setup", setup, *HOST]) == 1
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert said in found.err
+    assert "Traceback" not in found.err
+
+
+def test_an_error_of_the_timers_own_says_it_by_itself(gpu, capsys):
+    gpu[0].append(NothingLaunchedError("the call launched nothing on the device"))
+    assert cli.main(["time", "x.t()", *X]) == 1
+    assert capsys.readouterr().err == "gpucourse time: the call launched nothing on the device\n"
+
+
+def test_tensors_that_the_snippet_writes_are_put_back(capsys):
+    holder = "import torch\nx = torch.zeros(2)\ntorch.kept = x"
+    try:
+        assert cli.main(["time", "[x.add_(n) for n in (1, 2)]", "--setup", holder, *HOST]) == 0
+        assert torch.kept.tolist() == [0, 0]
+    finally:
+        del torch.kept
+    assert "changed its tensors" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_the_samples_are_drawn_where_it_is_asked_for(gpu, tmp_path, capsys, ending):
+    path = tmp_path / f"samples.{ending}"
+    assert cli.main(["time", "x.sum()  # $5", *X, "--plot", str(path)]) == 0
+    assert path.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml"}[ending])
+    strip, counts = command.draw(MEASURED, "x.sum()").axes
+    assert strip.lines[0].get_ydata() == pytest.approx([339.0, 340.0, 341.0, 345.0])
+    assert sum(patch.get_width() for patch in counts.patches) == 4
+    assert strip.get_ylabel() == "device time of one call, µs"
+
+
+@pytest.mark.parametrize("name", ["nowhere/samples.png", "samples.xyz"])
+def test_a_picture_that_cannot_be_written_costs_no_number(gpu, tmp_path, capsys, name):
+    assert cli.main(["time", "x.sum()", *X, "--plot", str(tmp_path / name)]) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("device time")
+    assert f"could not draw into {tmp_path / name}" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_sample_can_be_drawn():
+    fig = command.draw(dataclasses.replace(MEASURED, samples_ms=(1.0,)), "")
+    fig.canvas.draw()
+    assert len(fig.axes) == 2
