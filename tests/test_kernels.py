@@ -672,6 +672,7 @@ def test_the_perfetto_file_has_lanes_slices_and_an_arrow_from_each_launch(tmp_pa
     events = json.loads(path.read_text())["traceEvents"]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert set(names.values()) == {"host thread 0", "host thread 1", "stream 7", "stream 8", "idle, by cause"}
+    assert all(e["tid"] for e in events if "tid" in e), "Perfetto merges lanes 0 of all processes"
     slices = [e for e in events if e["ph"] == "X"]
     assert min(e["ts"] for e in slices) == 0
     on_device = [e for e in slices if names[e["pid"], e["tid"]].startswith("stream")]

@@ -108,6 +108,7 @@ class Kernel:
     shapes
         Shapes of that operation's tensor arguments in order, the tensors of a list one by one. Plain numbers are left
         out, and 0-dimensional tensors with them: the profiler shows a number that PyTorch wrapped in a tensor just so.
+        Lists that may hold None (the indices of ``x[i]``) are not in its record.
     dtypes
         One for each of the shapes, by torch's name ("float32"); "unknown" where the profiler does not say.
     call
@@ -1067,7 +1068,9 @@ def _candidate(run: Sequence[_Call], kernels: Sequence[Kernel]) -> list[Candidat
 
 # --- Perfetto --------------------------------------------------------------------------------------------
 
-_HOST, _DEVICE, _IDLE = 1, 2, 0  # process and thread numbers in the file
+# Process and lane numbers in the file. Perfetto gives lane 0 of every process to one idle thread, so none is 0.
+_HOST, _DEVICE = 1, 2
+_THREADS, _IDLE, _STREAMS = 100, 999, 1000
 
 
 def _shapes_text(kernel: Kernel) -> str:
@@ -1095,25 +1098,18 @@ def _slice(name: str, process: int, lane: int, begin: float, length: float, **fa
 def _perfetto(trace: KernelTrace) -> dict[str, Any]:
     starts = [k.launch_us for k in trace.kernels if k.launch_us is not None]
     shift = -min([0.0, *starts, *(wait.start_us for wait in trace.waits)])
-    # A lane of our own beside the streams, whose numbers are CUDA's.
-    lanes = {stream: stream + 1 for stream in sorted({kernel.stream for kernel in trace.kernels})}
+    lanes = {stream: _STREAMS + stream for stream in sorted({kernel.stream for kernel in trace.kernels})}
     threads = sorted({k.thread or 0 for k in trace.kernels} | {w.thread or 0 for w in trace.waits})
-    names: list[tuple[int, int | None, str]] = [
-        (_HOST, None, "host"),
-        (_DEVICE, None, trace.environment.gpu or "device"),
-    ]
-    names += [(_HOST, thread, f"host thread {thread}") for thread in threads]
-    names += [(_DEVICE, lane, f"stream {stream}") for stream, lane in lanes.items()]
-    names += [(_DEVICE, _IDLE, "idle, by cause")]
+    named = {(_HOST, _THREADS + thread): f"host thread {thread}" for thread in threads}
+    named |= {(_DEVICE, lane): f"stream {stream}" for stream, lane in lanes.items()}
+    named[_DEVICE, _IDLE] = "idle, by cause"
     events: list[dict[str, Any]] = [
-        {
-            "ph": "M",
-            "name": "process_name" if lane is None else "thread_name",
-            "pid": process,
-            "tid": lane or 0,
-            "args": {"name": name},
-        }
-        for process, lane, name in names
+        {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
+        for process, name in ((_HOST, "host"), (_DEVICE, trace.environment.gpu or "device"))
+    ]
+    events += [
+        {"ph": "M", "name": "thread_name", "pid": process, "tid": lane, "args": {"name": name}}
+        for (process, lane), name in named.items()
     ]
     drawn: set[tuple[float, int]] = set()
     for index, kernel in enumerate(trace.kernels):
@@ -1138,7 +1134,7 @@ def _perfetto(trace: KernelTrace) -> dict[str, Any]:
         )
         if kernel.launch_us is None:
             continue
-        launch, thread = kernel.launch_us + shift, kernel.thread or 0
+        launch, thread = kernel.launch_us + shift, _THREADS + (kernel.thread or 0)
         if (launch, thread) not in drawn:  # a CUDA graph is one launch of many kernels
             drawn.add((launch, thread))
             label = f"launch {kernel.op.removeprefix('aten::') or short_name(kernel.name)}"
@@ -1148,12 +1144,9 @@ def _perfetto(trace: KernelTrace) -> dict[str, Any]:
         events.append({"ph": "s", "pid": _HOST, "tid": thread, "ts": round(launch, 3), **arrow})
         events.append({"ph": "f", "bp": "e", "pid": _DEVICE, "tid": lane, "ts": round(begin, 3), **arrow})
     for wait in trace.waits:
-        if (wait.start_us + shift, wait.thread or 0) not in drawn:  # a blocking copy is drawn as its launch
-            events.append(
-                _slice(
-                    wait.name, _HOST, wait.thread or 0, wait.start_us + shift, wait.duration_us, waits=True
-                )
-            )
+        begin, thread = wait.start_us + shift, _THREADS + (wait.thread or 0)
+        if (begin, thread) not in drawn:  # a blocking copy is drawn as its launch
+            events.append(_slice(wait.name, _HOST, thread, begin, wait.duration_us, waits=True))
     events += [_slice(gap.cause, _DEVICE, _IDLE, gap.start_us + shift, gap.duration_us) for gap in trace.gaps]
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 
