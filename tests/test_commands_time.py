@@ -206,6 +206,14 @@ def test_a_picture_that_cannot_be_written_costs_no_number(gpu, tmp_path, capsys,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_stragglers_are_counted_and_do_not_squeeze_the_rest():
+    samples = (*(0.100 + 0.0001 * n for n in range(40)), 9.0, 12.0)
+    strip, counts = command.draw(dataclasses.replace(MEASURED, samples_ms=samples), "").axes
+    assert strip.get_ylim()[1] < 150
+    assert strip.get_xlabel() == "sample (2 of 42 lie outside)"
+    assert sum(patch.get_width() for patch in counts.patches) == 40
+
+
 def test_one_sample_can_be_drawn():
     fig = command.draw(dataclasses.replace(MEASURED, samples_ms=(1.0,)), "")
     fig.canvas.draw()
