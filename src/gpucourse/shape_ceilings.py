@@ -1,16 +1,17 @@
-"""The ceiling of each shape: a step's products and attention, each measured alone.
+"""The ceiling of each shape: a step's calls, each measured alone.
 
-The best shape's rate is not every shape's. Measured alone, on random data, a call shows what its own shape
-allows; what a step still takes beyond that is the step's, not the shape's.
+The best shape's rate is not every shape's, and an element-wise kernel may not stream as a plain copy does. Measured
+alone, on random data, a call shows what its own shape and its own kernel allow; what a step still takes beyond that
+belongs to the step: idle time, heat, what its calls do to one another.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from gpucourse.call_work import family_of
+from gpucourse.call_work import Family, family_of
 from gpucourse.environment import require_cuda
 from gpucourse.kernels import KernelTrace
 from gpucourse.measured_roof import burst, tf32_products
@@ -19,20 +20,26 @@ from gpucourse.step_budget import TracedCall, traced_calls
 __all__ = ["shape_ceilings"]
 
 _REST_S = 0.1  # so that a hot card has its clock back
+_BUSY_MS = 10.0
+_Call = Callable[[], Any]
 
 
 def shape_ceilings(
-    trace: KernelTrace | Mapping[str, Any], *, causal: bool = True, tf32: bool = False
+    *traces: KernelTrace | Mapping[str, Any],
+    families: Collection[Family] | None = ("product", "attention"),
+    causal: bool = True,
+    tf32: bool = False,
 ) -> dict[str, float]:
-    """Measure each distinct product and attention call of a trace alone, on random data.
-
-    The ceiling of the best shape is not that of every shape. This says what the same call reaches when nothing
-    else is asked of the device: what is then still missing in the step is not the shape's.
+    """Measure each distinct call of some traces alone, on random data.
 
     Parameters
     ----------
-    trace
-        Of `gpucourse.kernels.trace`, or its dict.
+    *traces
+        Of `gpucourse.kernels.trace`, or their dicts.
+    families
+        Kinds of operation to measure; None for all that can be made again from their shapes: products,
+        attention, layer norm, softmax, gelu, copies, fills, additions and their like. Generated kernels and
+        optimizers cannot.
     causal
         Whether attention is causal.
     tf32
@@ -42,9 +49,9 @@ def shape_ceilings(
     -------
     dict
         For `step_budget`'s `alone`: a key for each operation, shapes and types to the median device time of
-        one call in ms. Of the layouts that a product's operands may have (each as it is or transposed), which
-        the trace does not say, the fastest. Operations that it cannot make from their shapes are left out,
-        and so is what does not fit in memory.
+        one call in ms, in a burst after a rest. Of the layouts that a product's operands may have (each as
+        it is or stored transposed), which the trace does not say, the fastest. What cannot be made again, or
+        does not fit in memory, is left out.
 
     Raises
     ------
@@ -56,16 +63,18 @@ def shape_ceilings(
     require_cuda("shape_ceilings")
     import torch
 
-    distinct = {call.key: call for call in traced_calls(trace) if not call.off_device}
+    distinct = {call.key: call for trace in traces for call in traced_calls(trace) if not call.off_device}
     found: dict[str, float] = {}
     with tf32_products(tf32):
         for key, call in distinct.items():
+            if families is not None and family_of(call.op) not in families:
+                continue
             times = []
-            for make in _remakes(call, causal):
+            for make in remakes(call, causal):
                 try:
-                    times.append(statistics.median(burst(make(), _REST_S)))
-                except (torch.cuda.OutOfMemoryError, RuntimeError, ValueError):
-                    continue
+                    times.append(statistics.median(burst(make(), _REST_S, _BUSY_MS)))
+                except (torch.cuda.OutOfMemoryError, RuntimeError, TypeError, ValueError, IndexError):
+                    continue  # shapes that are not those of this overload, or too large for this device
                 finally:
                     torch.cuda.empty_cache()
             if times:
@@ -73,69 +82,166 @@ def shape_ceilings(
     return found
 
 
-def _remakes(call: TracedCall, causal: bool) -> list[Callable[[], Callable[[], Any]]]:
-    """Give, for each layout worth trying, what makes the call again; empty where it is none of those known."""
+def remakes(call: TracedCall, causal: bool, device: str = "cuda") -> list[Callable[[], _Call]]:
+    """Give what makes a call again, one for each layout worth trying; empty where that is not known.
+
+    Parameters
+    ----------
+    call
+        From `gpucourse.step_budget.traced_calls`.
+    causal
+        Whether attention is causal.
+    device
+        Where its tensors lie.
+    """
     import torch
 
     name = call.op.rsplit("::", 1)[-1]
-    dtypes = [getattr(torch, dtype, None) for dtype in call.dtypes]
-    if not dtypes or any(dtype is None or not dtype.is_floating_point for dtype in dtypes[:3]):
+    dtypes: list[Any] = [getattr(torch, dtype, None) for dtype in call.dtypes]
+    if not call.op.startswith("aten::") or not dtypes or None in dtypes:
         return []
+
+    def random(place: int, turned: bool = False) -> Any:
+        shape, dtype = call.shapes[place], dtypes[place]
+        if not dtype.is_floating_point:
+            return torch.zeros(shape, device=device, dtype=dtype)
+        if not turned:
+            return torch.randn(shape, device=device, dtype=dtype)
+        stored = (*shape[:-2], shape[-1], shape[-2])
+        return torch.randn(stored, device=device, dtype=dtype).transpose(-1, -2)
+
     if name in ("mm", "bmm", "addmm", "baddbmm"):
-        return [_product_again(name, call.shapes, dtypes, layout) for layout in ("nn", "nt", "tn")]
+        return [_product(name, random, turned) for turned in ((False, False), (False, True), (True, False))]
     if family_of(call.op) == "attention":
-        return [_attention_again(name, call.shapes, dtypes[0], causal)]
-    return []
+        inner = name.startswith(("_flash_attention", "_efficient_attention"))
+        backward = "backward" in name  # its first tensor is the gradient of the output
+        return [_attention(lambda: [random(p + backward) for p in range(3)], inner, backward, causal)]
+    again = _AGAIN.get(name)
+    return [] if again is None else [lambda: again([random(place) for place in range(len(call.shapes))])]
 
 
-def _product_again(
-    name: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any], layout: str
-) -> Callable[[], Callable[[], Any]]:
+def _product(name: str, random: Callable[[int, bool], Any], turned: tuple[bool, bool]) -> Callable[[], _Call]:
     import torch
 
-    def operand(shape: tuple[int, ...], dtype: Any, how: str) -> Any:
-        if how == "n":
-            return torch.randn(shape, device="cuda", dtype=dtype)
-        turned = (*shape[:-2], shape[-1], shape[-2])
-        return torch.randn(turned, device="cuda", dtype=dtype).transpose(-1, -2)
-
-    def make() -> Callable[[], Any]:
+    def make() -> _Call:
         first = 1 if name in ("addmm", "baddbmm") else 0
-        a = operand(shapes[first], dtypes[first], layout[0])
-        b = operand(shapes[first + 1], dtypes[first + 1], layout[1])
+        a, b = random(first, turned[0]), random(first + 1, turned[1])
         function = getattr(torch, name)
         if first:
-            added = torch.randn(shapes[0], device="cuda", dtype=dtypes[0])
+            added = random(0, False)
             return lambda: function(added, a, b)
         return lambda: function(a, b)
 
     return make
 
 
-def _attention_again(
-    name: str, shapes: Sequence[tuple[int, ...]], dtype: Any, causal: bool
-) -> Callable[[], Callable[[], Any]]:
+def _attention(
+    arrays: Callable[[], list[Any]], inner: bool, backward: bool, causal: bool
+) -> Callable[[], _Call]:
+    """Make attention again on queries, keys and values; the inner operations have the heads third."""
     import torch
     import torch.nn.functional as F  # noqa: N812 - its usual name
 
-    backward = "backward" in name
-    q, k, v = shapes[1:4] if backward else shapes[:3]
-    inner = name.startswith(("_flash_attention", "_efficient_attention"))
-
-    def make() -> Callable[[], Any]:
-        def array(shape: tuple[int, ...]) -> Any:
-            x = torch.randn(shape, device="cuda", dtype=dtype, requires_grad=backward)
-            return x.transpose(1, 2) if inner else x
-
-        queries, keys, values = array(q), array(k), array(v)
+    def make() -> _Call:
+        leaves = [array.requires_grad_(backward) for array in arrays()]
+        q, k, v = (leaf.transpose(1, 2) if inner else leaf for leaf in leaves)
 
         def forward() -> Any:
-            return F.scaled_dot_product_attention(queries, keys, values, is_causal=causal)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
         if not backward:
             return forward
         out = forward()
         grad = torch.randn_like(out)
-        return lambda: torch.autograd.grad(out, (queries, keys, values), grad, retain_graph=True)
+        return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
 
     return make
+
+
+def _binary(name: str) -> Callable[[list[Any]], _Call]:
+    def again(tensors: list[Any]) -> _Call:
+        import torch
+
+        method = getattr(torch.Tensor, name)
+        if len(tensors) == 1:
+            return lambda: method(tensors[0], 1.0)
+        return lambda: method(*tensors[:2])
+
+    return again
+
+
+def _copy(tensors: list[Any]) -> _Call:
+    return lambda: tensors[0].copy_(tensors[1])
+
+
+def _fill(tensors: list[Any]) -> _Call:
+    return lambda: tensors[0].fill_(0.0)
+
+
+def _cat(tensors: list[Any]) -> _Call:
+    import torch
+
+    return lambda: torch.cat(tensors, -1)
+
+
+def _column_sums(tensors: list[Any]) -> _Call:
+    if tensors[0].dim() != 2:
+        raise ValueError("over which dimensions is not in the trace")
+    return lambda: tensors[0].sum(0)
+
+
+def _gelu(tensors: list[Any]) -> _Call:
+    import torch
+
+    return lambda: torch.nn.functional.gelu(tensors[0])
+
+
+def _gelu_backward(tensors: list[Any]) -> _Call:
+    import torch
+
+    return lambda: torch.ops.aten.gelu_backward(tensors[0], tensors[1])
+
+
+def _log_softmax(tensors: list[Any]) -> _Call:
+    import torch
+
+    return lambda: torch.log_softmax(tensors[0], -1)
+
+
+def _log_softmax_backward(tensors: list[Any]) -> _Call:
+    import torch
+
+    grad, out = tensors[:2]
+    return lambda: torch.ops.aten._log_softmax_backward_data(grad, out, -1, grad.dtype)
+
+
+def _layer_norm(tensors: list[Any]) -> _Call:
+    import torch
+
+    x, weight, bias = tensors
+    return lambda: torch.native_layer_norm(x, weight.shape, weight, bias, 1e-5)
+
+
+def _layer_norm_backward(tensors: list[Any]) -> _Call:
+    import torch
+
+    grad, x, mean, rstd, weight, bias = tensors
+    whole = [True, True, True]
+    return lambda: torch.ops.aten.native_layer_norm_backward(
+        grad, x, weight.shape, mean, rstd, weight, bias, whole
+    )
+
+
+_AGAIN: dict[str, Callable[[list[Any]], _Call]] = {
+    **{name: _binary(name) for name in ("add", "add_", "mul", "mul_", "sub", "div")},
+    "copy_": _copy,
+    "fill_": _fill,
+    "cat": _cat,
+    "sum": _column_sums,
+    "gelu": _gelu,
+    "gelu_backward": _gelu_backward,
+    "_log_softmax": _log_softmax,
+    "_log_softmax_backward_data": _log_softmax_backward,
+    "native_layer_norm": _layer_norm,
+    "native_layer_norm_backward": _layer_norm_backward,
+}

@@ -209,6 +209,23 @@ class StepBudget:
             sums["loss_us"] += row.loss_us
         return dict(sorted(found.items(), key=lambda item: -item[1]["measured_us"]))
 
+    def condensed(self, most: int) -> StepBudget:
+        """Keep the longest rows and sum the others, a row for each kind of operation.
+
+        Parameters
+        ----------
+        most
+            How many rows to keep; the sums do not change.
+        """
+        longest = sorted(self.rows, key=lambda row: -row.measured_us)
+        kept, rest = longest[:most], longest[most:]
+        groups: dict[tuple[Family, bool], list[BudgetRow]] = {}
+        for row in rest:
+            groups.setdefault((row.family, row.least_us is None), []).append(row)
+        summed = [_sum_rows(group) for group in groups.values()]
+        rows = sorted([*kept, *summed], key=lambda row: -row.loss_us)
+        return dataclasses.replace(self, rows=tuple(rows))
+
     def __str__(self) -> str:
         parts = [
             f"roof {_us(self.least_us)} ({100 * self.explained:.1f} %)",
@@ -244,7 +261,7 @@ class StepBudget:
                 *([_optional(row.alone_us)] if self.has_alone else []),
                 _plain(row.measured_us),
                 _plain(row.loss_us),
-                row.reason or f"{row.bound}{', fits the L2' if row.in_l2 else ''}",
+                row.reason or f"{row.bound or 'both'}{', fits the L2' if row.in_l2 else ''}",
             )
             for row in kept
         ]
@@ -309,6 +326,37 @@ class StepBudget:
             raise ValueError(
                 f"no budget as StepBudget.as_dict writes it: {error} is missing or wrong; record it again"
             ) from error
+
+
+def _sum_rows(rows: Sequence[BudgetRow]) -> BudgetRow:
+    """Put rows of one kind, all with a count or all without, into one."""
+    if len(rows) == 1:
+        return rows[0]
+    counted = rows[0].least_us is not None
+
+    def total(name: str) -> float:
+        return math.fsum(getattr(row, name) or 0.0 for row in rows)
+
+    return BudgetRow(
+        op=f"{len(rows)} more of {rows[0].family}",
+        family=rows[0].family,
+        shapes=(),
+        dtypes=(),
+        calls=sum(row.calls for row in rows),
+        kernels=sum(row.kernels for row in rows),
+        flops=total("flops") if counted else None,
+        bytes=total("bytes") if counted else None,
+        reason="" if counted else "; ".join(dict.fromkeys(row.reason for row in rows)),
+        convention="the sum of several rows" if counted else "",
+        precision="",
+        bound=rows[0].bound if len({row.bound for row in rows}) == 1 else None,
+        least_us=total("least_us") if counted else None,
+        measured_us=total("measured_us"),
+        alone_us=math.fsum(row.expected_us or 0.0 for row in rows)
+        if any(row.alone_us is not None for row in rows)
+        else None,
+        in_l2=all(row.in_l2 for row in rows),
+    )
 
 
 def _bare(op: str) -> str:
