@@ -287,12 +287,18 @@ def test_the_peers_chart_counts_only_what_is_decided_and_shows_the_rest_hollow()
             "methods": {"time_cuda": _row(100.0, -4.0, spread=9.0), "one event pair": _row(None, 0.0)}
         },
     }
+    cases["product"]["methods"]["time_cuda"] |= {
+        "profiling_us": 1.65,
+        "same_launches": {"events_us": [100.2, 101.0, 99.5], "records_us": [100.0, 100.9, 99.8]},
+    }
     chart = draw.peers(_recording({"cases": cases}))
-    assert chart.header == ("Call", "time_cuda", "one event pair")
+    assert chart.header[:3] == ("Call", "time_cuda", "one event pair")
     assert chart.rows[0][1] == "1.00\N{NO-BREAK SPACE}µs +0.10\N{NO-BREAK SPACE}µs"
     assert chart.rows[0][2].endswith("(outside)")
     assert chart.rows[1][1] == "100.0\N{NO-BREAK SPACE}µs \N{MINUS SIGN}4.0\N{NO-BREAK SPACE}% (undecided)"
     assert chart.rows[1][2] == "no complete record"
+    assert chart.rows[1][3:] == ("9.00", "+0.10", "+1.65")
+    assert chart.rows[0][3:] == ("0.00", "unavailable", "unavailable")
     assert "time_cuda: 1 of 1" in chart.caption
     dots = chart.fig.axes[0].lines
     assert [dot.get_markerfacecolor() == "none" for dot in dots] == [False, True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "lanes",
     "peers",
     "readings_per_call",
+    "same_launches_us",
     "ways",
     "where_to_wait",
 ]
@@ -539,7 +541,9 @@ def peers(source: Recording) -> plots.Chart:
     Returns
     -------
     Chart
-        One line a timer, one point a call, hollow where undecided. The table gives truth and error.
+        One line a timer, one point a call, hollow where undecided. The table gives truth and error, and for the
+        warm `time_cuda` how far its truth moved, what its events read more than the profiler's record of the very
+        same launches, and what the profiler itself adds, each in µs a call.
     """
     cases = source["cases"]
     shown = [name for name in _METHODS if any(name in case["methods"] for case in cases.values())]
@@ -572,9 +576,40 @@ def peers(source: Recording) -> plots.Chart:
             "Dot plot, one line a timer, one dot a call, against the error in multiples of the goal on an axis "
             "that is linear between minus one and one and logarithmic outside. The table gives every value."
         ),
-        header=("Call", *shown),
-        rows=[(call, *(_held(case["methods"].get(name)) for name in shown)) for call, case in cases.items()],
+        header=("Call", *shown, "Truth moved by, µs", "Same launches, µs", "Profiler adds, µs"),
+        rows=[
+            (
+                call,
+                *(_held(case["methods"].get(name)) for name in shown),
+                *_of_the_truth(case["methods"].get("time_cuda", {})),
+            )
+            for call, case in cases.items()
+        ],
         source=source,
+    )
+
+
+def same_launches_us(row: Mapping[str, Any]) -> float | None:
+    """Give what events read more than the profiler's record of the same launches, in µs a call.
+
+    Parameters
+    ----------
+    row
+        Of the recording `timing_vs_peers`; only `time_cuda`'s rows have it. None where there is no record.
+    """
+    same = row.get("same_launches")
+    if not same or not same["events_us"]:
+        return None
+    pairs = zip(same["events_us"], same["records_us"], strict=True)
+    return statistics.median(events - records for events, records in pairs)
+
+
+def _of_the_truth(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    spread, adds, same = row.get("truth_spread_us"), row.get("profiling_us"), same_launches_us(row)
+    return (
+        "unavailable" if spread is None else f"{spread:.2f}",
+        "unavailable" if same is None else _signed(same),
+        "unavailable" if adds is None else _signed(adds),
     )
 
 
