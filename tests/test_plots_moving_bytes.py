@@ -181,13 +181,13 @@ def test_overlaps_predict_by_the_maximum_or_by_the_sum() -> None:
         f"38.0{SPACE}µs",
         "+0.0 %",
     )
-    assert by_way["heavy: two buffers, all in one stream"][1:5] == (
+    assert by_way["heavy: pinned, one stream for all, two buffers"][1:5] == (
         "sum",
         f"54.0{SPACE}µs",
         f"38.0{SPACE}µs",
         "-29.6 %",
     )
-    assert by_way["heavy: two buffers, side stream, pageable source"][1:3] == ("max", f"70.0{SPACE}µs")
+    assert by_way["heavy: pageable, side stream, two buffers"][1:3] == ("max", f"70.0{SPACE}µs")
     assert "64 MiB" in shown.caption
 
 

@@ -391,8 +391,8 @@ def copy_sizes(source: Recording) -> plots.Chart:
     _size_axis(ax, sizes, every=3)
     curves = (
         ("pageable_there_us", "pageable, as called", plots.ORANGE, "o-", (0, 8), "right"),
-        ("pinned_there_us", "pinned, as called", plots.GREEN, "o-", (0, 6), "left"),
-        ("device_us", "pinned, the device's part", plots.BLUE, "o", (0, -14), "left"),
+        ("pinned_there_us", "pinned, as called", plots.GREEN, "o-", (0, -14), "left"),
+        ("device_us", "pinned, the device's part", plots.BLUE, "o", (0, 8), "left"),
     )
     for key, text, colour, style, offset, side in curves:
         values = [row[key] for row in rows]
@@ -545,11 +545,11 @@ def pipeline_us(chunks: int, copy_us: float, compute_us: float, *, overlapping: 
 # Way, its name, whether copy and computation should overlap, and which copy it makes.
 _RUNS = (
     ("two_buffers", "pinned, side stream, two buffers", True, "copy_us"),
-    ("three_buffers", "the same, three buffers", True, "copy_us"),
-    ("one_buffer", "the same, one buffer", False, "copy_us"),
-    ("same_stream", "two buffers, all in one stream", False, "copy_us"),
-    ("synchronized", "two buffers, side stream, synchronize after each chunk", False, "copy_us"),
-    ("pageable", "two buffers, side stream, pageable source", True, "pageable_copy_us"),
+    ("three_buffers", "pinned, side stream, three buffers", True, "copy_us"),
+    ("one_buffer", "pinned, side stream, one buffer", False, "copy_us"),
+    ("same_stream", "pinned, one stream for all, two buffers", False, "copy_us"),
+    ("synchronized", "pinned, side stream, two buffers, a wait after each chunk", False, "copy_us"),
+    ("pageable", "pageable, side stream, two buffers", True, "pageable_copy_us"),
 )
 
 
