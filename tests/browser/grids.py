@@ -9,11 +9,12 @@ class Grid:
     """A slider with menus below it, and the table of the visible frame.
 
     The table is what is read, never a slider's own readout. ``position`` is what the slider stands at, as
-    Python knows it; ``last`` is its highest value and 0 its lowest.
+    Python knows it; ``last`` is its highest value, ``first`` its lowest, ``step`` what lies between two.
     """
 
-    def __init__(self, grid: Locator, last: int) -> None:
-        self.grid, self.page, self.last = grid, grid.page, last
+    def __init__(self, grid: Locator, last: int, *, first: int = 0, step: int = 1) -> None:
+        self.grid, self.page = grid, grid.page
+        self.first, self.last, self.step = first, last, step
         self.slider = grid.get_by_role("slider")
         self.position = int(self.slider.get_attribute("aria-valuenow").split(".")[0])
 
@@ -31,8 +32,8 @@ class Grid:
 
     def slide_by_keyboard(self, target: int) -> None:
         """Go to the nearer end, then step."""
-        up = target <= self.last // 2
-        steps = min(target, self.last - target)
+        up = target - self.first <= self.last - target
+        steps = min(target - self.first, self.last - target) // self.step
         self.press("Home" if up else "End", *["ArrowRight" if up else "ArrowLeft"] * steps)
         self.position = target
 
@@ -45,19 +46,25 @@ class Grid:
         x, y = handle["x"] + handle["width"] / 2, handle["y"] + handle["height"] / 2
         self.page.mouse.move(x, y)
         self.page.mouse.down()
-        self.page.mouse.move(x + track["width"] * (target - self.position) / self.last, y, steps=4)
+        self.page.mouse.move(
+            x + track["width"] * (target - self.position) / (self.last - self.first), y, steps=4
+        )
         self.page.mouse.up()
         self.position = target
 
     def click_track(self, target: int) -> None:
         """Click on the track where the target is, or well away from the handle, which takes clicks itself."""
-        if abs(target - self.position) <= self.last // 8:
-            target = (self.position + self.last // 2) % (self.last + 1)
+        if abs(target - self.position) <= (self.last - self.first) // 8:
+            places = (self.last - self.first) // self.step + 1
+            place = (self.position - self.first) // self.step
+            target = self.first + (place + places // 2) % places * self.step
         self.slider.scroll_into_view_if_needed()
         track = self.grid.locator(".noUi-base").bounding_box()
         assert track is not None
         # The track's ends belong to its neighbours.
-        across = min(max(track["width"] * target / self.last, 1), track["width"] - 1)
+        across = min(
+            max(track["width"] * (target - self.first) / (self.last - self.first), 1), track["width"] - 1
+        )
         self.page.mouse.click(track["x"] + across, track["y"] + track["height"] / 2)
         self.position = target
 

@@ -32,11 +32,12 @@ _CSS = """
 .lt th,.lt td{text-align:left!important;vertical-align:top;padding:.25em .6em .25em 0!important;
 white-space:normal!important;border-bottom:1px solid rgba(128,128,128,.45)}
 .lt tbody th{font-weight:600}
+@media (min-width:700px){.lt th,.lt td:nth-child(2){white-space:nowrap!important}}
 """
 
 _KERNELS = (1, 2, 10, 50, 100, 400)
 _LENGTHS_US = (0.9, 2.0, 8.0, 16.0, 32.0, 100.0, 1000.0)
-_WAYS: dict[Way, str] = {"eager": "one by one (eager)", "graph": "as one CUDA graph"}
+_WAYS: dict[Way, str] = {"eager": "one by one", "graph": "one CUDA graph"}
 
 
 def launch_lab(
