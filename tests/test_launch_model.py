@@ -160,6 +160,7 @@ def sweep(**changes: Any) -> dict[str, Any]:
                 "elapsed_ms": (eager_us + 9.0) / 1e3,
                 "host_ms": kernels * host_us / 1e3,
                 "graph_ms": (host_us + kernels * work_us + 12.0) / 1e3,
+                "graph_host_ms": 0.005,
                 "graph_device_ms": kernels * alone[elements],
             }
         )
@@ -182,8 +183,33 @@ def test_a_comparison_keeps_what_was_measured_apart_from_what_was_predicted() ->
 def test_no_chain_enters_its_own_prediction() -> None:
     changed = sweep()
     for chain in changed["chains"]:
-        chain.update(elapsed_ms=1e3, graph_ms=1e3, device_ms=1e3, host_ms=1e3, graph_device_ms=1e3)
+        chain.update({key: 1e3 for key in chain if key.endswith("_ms")})
     assert [r.predicted_us for r in compare(changed)] == [r.predicted_us for r in compare(sweep())]
+
+
+def test_a_chains_own_launch_cost_tells_a_slow_host_from_a_wrong_formula() -> None:
+    data = sweep()
+    for chain in data["chains"]:
+        if chain["elements"] == 1024:  # half as fast again while these were measured, as its own clock saw
+            chain["host_ms"] *= 1.5
+            chain["elapsed_ms"] += 0.5 * 7.5e-3 * chain["kernels"]
+    rows = {(row.kernels, row.elements, row.way): row for row in compare(data)}
+    hundred = rows[100, 1024, "eager"]
+    assert hundred.residual_us == pytest.approx(9 + 375)
+    assert hundred.own_residual_us == pytest.approx(9)
+    assert rows[100, 2**24, "eager"].own_residual_us == pytest.approx(9)
+    graph = rows[100, 1024, "graph"]
+    assert graph.as_dict()["own_launch_us"] == pytest.approx(5)
+    assert graph.own_residual_us == pytest.approx(12 + 7.5 - 5)
+
+
+def test_without_the_hosts_clock_on_a_chain_there_is_no_second_residual() -> None:
+    data = sweep()
+    for chain in data["chains"]:
+        chain["host_ms"] = None
+        del chain["graph_host_ms"]
+    assert {row.own_residual_us for row in compare(data)} == {None}
+    assert {row.as_dict()["own_launch_us"] for row in compare(data)} == {None}
 
 
 def test_rows_come_by_size_and_number_whatever_the_recordings_order() -> None:

@@ -28,6 +28,7 @@ def test_the_chart_draws_the_chains_of_one_length_and_lists_each_with_its_residu
         f"760.0{NB}µs",
         f"+9.00{NB}µs",
         f"+1.2{NB}%",
+        f"+9.00{NB}µs",
     )
     assert "recorded on NVIDIA H200" in chart._repr_html_()
 
@@ -68,8 +69,16 @@ def test_a_residual_below_the_prediction_has_a_minus_and_none_has_no_sign() -> N
     for chain in data["chains"]:
         chain["elapsed_ms"] -= 0.018
     table = draw.chains_by_number(Recording(name="chain_sweep", data=data, provenance=H200))
-    assert table.rows[2][4:] == (f"−9.00{NB}µs", f"−1.2{NB}%")
+    assert table.rows[2][4:] == (f"−9.00{NB}µs", f"−1.2{NB}%", f"−9.00{NB}µs")
     assert draw._signed_us(0.0) == f"0{NB}s"
+
+
+def test_a_chain_without_the_hosts_clock_says_that_its_own_launch_cost_is_unavailable() -> None:
+    data = sweep()
+    for chain in data["chains"]:
+        chain["host_ms"] = None
+    table = draw.chains_by_number(Recording(name="chain_sweep", data=data, provenance=H200))
+    assert [row[-1] == "unavailable" for row in table.rows] == [True, False] * 3
 
 
 def test_a_sweep_without_chains_to_compare_says_so() -> None:

@@ -34,7 +34,9 @@ Way = Literal["eager", "graph"]
 Bound = Literal["launch", "device", "both"]
 
 _WAYS: tuple[Way, ...] = ("eager", "graph")
-_READINGS: dict[Way, str] = {"eager": "elapsed_ms", "graph": "graph_ms"}  # in the recording chain_sweep
+# In the recording chain_sweep: an event pair around the chain, and the host's clock around it without a wait.
+_READINGS: dict[Way, str] = {"eager": "elapsed_ms", "graph": "graph_ms"}
+_HOST_READINGS: dict[Way, str] = {"eager": "host_ms", "graph": "graph_host_ms"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +210,9 @@ class ChainComparison:
         The chain by the model.
     measured_us
         What an event pair around it read on an idle queue, in µs.
+    own_pace
+        The chain by the model once more, with what the host's clock read for this very chain as its launch
+        cost; None where that was not read.
     """
 
     kernels: int
@@ -215,6 +220,7 @@ class ChainComparison:
     way: Way
     model: LaunchModel
     measured_us: float
+    own_pace: LaunchModel | None = None
 
     @property
     def predicted_us(self) -> float:
@@ -231,6 +237,11 @@ class ChainComparison:
         """Residual over what was measured."""
         return self.residual_us / self.measured_us
 
+    @property
+    def own_residual_us(self) -> float | None:
+        """Measured less what the model says with this chain's own launch cost, in µs; None without one."""
+        return None if self.own_pace is None else self.measured_us - self.own_pace.total_us
+
     def as_dict(self) -> dict[str, Any]:
         """Give the numbers as plain data."""
         return {
@@ -244,14 +255,18 @@ class ChainComparison:
             "measured_us": self.measured_us,
             "residual_us": self.residual_us,
             "residual_share": self.residual_share,
+            "own_launch_us": None if self.own_pace is None else self.own_pace.launch_us,
+            "own_residual_us": self.own_residual_us,
         }
 
 
 def compare(sweep: Mapping[str, Any]) -> tuple[ChainComparison, ...]:
     """Hold the model against a recorded sweep of chains, with nothing fitted to the chains' own totals.
 
-    The launch cost is the host's, ``host_us``; the kernel's length is the device time of one addition of that
-    size by itself, so that no chain predicts itself.
+    The launch cost is one for all chains, ``host_us``; the kernel's length is the device time of one addition
+    of that size by itself, so that no chain predicts itself. A host is not always equally fast: `own_pace`
+    takes the launch cost from the host's clock on that very chain, and so tells what the formula misses from
+    what its input missed.
 
     Parameters
     ----------
@@ -292,19 +307,20 @@ def compare(sweep: Mapping[str, Any]) -> tuple[ChainComparison, ...]:
             reading = chain[_READINGS[way]]
             if kernel_ms is None or reading is None:
                 continue
-            model = LaunchModel(
-                kernels=chain["kernels"],
-                kernel_us=kernel_ms * 1e3,
-                launch_us=launch_us,
-                way=way,
-            )
+            kernels, kernel_us = chain["kernels"], kernel_ms * 1e3
+            host_ms = chain.get(_HOST_READINGS[way])
+            own = None
+            if host_ms is not None:
+                own_us = host_ms * 1e3 / (1 if way == "graph" else kernels)
+                own = LaunchModel(kernels=kernels, kernel_us=kernel_us, launch_us=own_us, way=way)
             rows.append(
                 ChainComparison(
-                    kernels=chain["kernels"],
+                    kernels=kernels,
                     elements=chain["elements"],
                     way=way,
-                    model=model,
+                    model=LaunchModel(kernels=kernels, kernel_us=kernel_us, launch_us=launch_us, way=way),
                     measured_us=reading * 1e3,
+                    own_pace=own,
                 )
             )
     if not rows:

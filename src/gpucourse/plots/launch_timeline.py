@@ -94,7 +94,16 @@ def chains_by_length(source: Recording) -> plots.Chart:
             "then bends and rises in proportion. The CUDA graph rises in proportion from the start; beyond the "
             "bend the two lie on one line."
         ),
-        header=("Elements", "Way", "Kernel", "Predicted", "Measured", "Residual", "Of the reading"),
+        header=(
+            "Elements",
+            "Way",
+            "Kernel",
+            "Predicted",
+            "Measured",
+            "Residual",
+            "Of the reading",
+            "With its own launch cost",
+        ),
         rows=[(f"{row.elements:,}", row.way, _us(row.model.kernel_us), *_judged(row)) for row in rows],
         source=source,
     )
@@ -118,7 +127,7 @@ def chains_by_number(source: Recording) -> plots.Table:
     rows = tuple(row for row in rows if row.elements == smallest)
     kernel_us, launch_us = rows[0].model.kernel_us, rows[0].model.launch_us
     return plots.Table(
-        ("Kernels", "Way", "Predicted", "Measured", "Residual", "Of the reading"),
+        ("Kernels", "Way", "Predicted", "Measured", "Residual", "Of the reading", "With its own launch cost"),
         tuple((str(row.kernels), row.way, *_judged(row)) for row in rows),
         caption=(
             f"Additions of {smallest:,} elements: {_us(kernel_us)} each on the device, {_us(launch_us)} a launch"
@@ -127,10 +136,12 @@ def chains_by_number(source: Recording) -> plots.Table:
     )
 
 
-def _judged(row: ChainComparison) -> tuple[str, str, str, str]:
+def _judged(row: ChainComparison) -> tuple[str, str, str, str, str]:
+    own_us = row.own_residual_us
     return (
         _us(row.predicted_us),
         _us(row.measured_us),
         _signed_us(row.residual_us),
         _signed_percent(row.residual_share),
+        "unavailable" if own_us is None else _signed_us(own_us),
     )
