@@ -37,7 +37,7 @@ def _inputs(rng: np.random.Generator) -> list[tuple[str, Any, Any]]:
 
     # No two sizes of one input are equal, none is 1, and each differs from that of the input before: torch
     # gives each of these a graph of its own, or keeps a size fixed for longer.
-    pool = [int(size) for size in rng.permutation([2, 3, 5, 7, 9, 11, 13])]
+    pool = [int(size) for size in rng.permutation([2, 3, 4, 5, 6, 7, 9])]
     sizes = [(pool[i], pool[(i + 1) % 7], pool[(i + 2) % 7]) for i in range(5)]
     generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
     drawn = []
@@ -277,38 +277,42 @@ def _runs_rows(operations: Sequence[Operation]) -> int:
     return len(kinds) - sum("product" not in pair for pair in itertools.pairwise(kinds))
 
 
-def _slips(operations: Sequence[Operation]) -> dict[str, int]:
-    products = sum(kind == "product" for _, kind, _ in operations)
-    right = _merge(operations)
-    return {
-        "counted operations: one kernel can hold many": len(operations),
-        "merged neighbours in the list: the order of the lines is not who needs whose result": _runs(
-            operations
-        ),
-        "merged neighbours up to each product: the order of the lines is not who needs whose result": (
-            _runs_rows(operations)
-        ),
-        "merged two kernels although a product needs the one and feeds the other, so it must run between them": (
-            _merge(operations, between=False)
-        ),
-        "kept reductions apart: over one row they share a kernel with what touches them": _merge(
-            operations, alone=("product", "reduction")
-        ),
-        "merged only what one needs of the other: two that read the same tensor share a kernel too": _merge(
-            operations, siblings=False
-        ),
-        "left out the products: each is a kernel": right - products,
-        "merged products with what touches them: a product shares its kernel with nothing": _merge(
-            operations, alone=()
-        ),
-        "one kernel for all products: each is a kernel of its own": right - products + min(products, 1),
-    }
+# What a learner who made the slip would count, from the program and the right number; the quick ones first.
+_SLIPS: dict[str, Callable[[Sequence[Operation], int], int]] = {
+    "counted operations: one kernel can hold many": lambda program, _: len(program),
+    "merged neighbours in the list: the order of the lines is not who needs whose result": (
+        lambda program, _: _runs(program)
+    ),
+    "merged neighbours up to each product: the order of the lines is not who needs whose result": (
+        lambda program, _: _runs_rows(program)
+    ),
+    "left out the products: each is a kernel": lambda program, right: right - _products(program),
+    "one kernel for all products: each is a kernel of its own": (
+        lambda program, right: right - _products(program) + min(_products(program), 1)
+    ),
+    "merged two kernels although a product needs the one and feeds the other, so it must run between them": (
+        lambda program, _: _merge(program, between=False)
+    ),
+    "kept reductions apart: over one row they share a kernel with what touches them": (
+        lambda program, _: _merge(program, alone=("product", "reduction"))
+    ),
+    "merged only what one needs of the other: two that read the same tensor share a kernel too": (
+        lambda program, _: _merge(program, siblings=False)
+    ),
+    "merged products with what touches them: a product shares its kernel with nothing": (
+        lambda program, _: _merge(program, alone=())
+    ),
+}
 
 
-def _draw(rng: np.random.Generator, least: int = 8) -> list[Operation]:
+def _products(operations: Sequence[Operation]) -> int:
+    return sum(kind == "product" for _, kind, _ in operations)
+
+
+def _draw(rng: np.random.Generator, least: int, most: int) -> list[Operation]:
     full, rows = ["x"], list[str]()
     operations: list[Operation] = []
-    for place in range(int(rng.integers(least, least + 5))):
+    for place in range(int(rng.integers(least, most + 1))):
         kind = str(rng.choice(["elementwise", "reduction", "product"], p=[0.6, 0.18, 0.22]))
         inputs = [str(rng.choice(full))]
         if kind == "elementwise" and rng.random() < 0.5:
@@ -320,40 +324,59 @@ def _draw(rng: np.random.Generator, least: int = 8) -> list[Operation]:
     return operations
 
 
-def _telling_program(rng: np.random.Generator, *, tell_apart: bool) -> list[Operation]:
-    """Draw a program whose count does not depend on the order of merging, and that no slip gets right.
+def _one_count(operations: Sequence[Operation], right: int, rng: np.random.Generator) -> bool:
+    """Whether merging in other orders ends with as many kernels, which it does for nearly every program."""
+    return all(_merge(operations, order=rng) == right for _ in range(4))
 
-    With `tell_apart` the slips also differ from each other, so that each is named.
-    """
+
+def _plain_program(rng: np.random.Generator) -> list[Operation]:
+    while True:
+        operations = _draw(rng, 5, 10)
+        if _one_count(operations, _merge(operations), rng):
+            return operations
+
+
+def _told_apart(operations: Sequence[Operation], right: int) -> int:
+    """Count the slips, in their order, before one gives the right number or the number of an earlier one."""
+    seen = {right}
+    for place, slip in enumerate(_SLIPS.values()):
+        value = slip(operations, right)
+        if value in seen:
+            return place
+        seen.add(value)
+    return len(_SLIPS)
+
+
+def _telling_program(rng: np.random.Generator) -> list[Operation]:
+    """Draw a program whose count does not depend on the order of merging, and on which each slip shows."""
     best: tuple[int, list[Operation]] | None = None
-    for _ in range(300 if tell_apart else 20):
-        operations = _draw(rng, least=11 if tell_apart else 8)
-        right, slips = _merge(operations), list(_slips(operations).values())
-        hidden = slips.count(right)
-        alike = 10 * hidden + (len(slips) - len(set(slips)) if tell_apart and hidden == 0 else 0)
-        if best is not None and alike >= best[0]:
-            continue
-        if all(_merge(operations, order=rng) == right for _ in range(2)):
-            best = (alike, operations)
-            if alike == 0:
+    for _ in range(400):
+        operations = _draw(rng, 10, 15)
+        right = _merge(operations)
+        apart = _told_apart(operations, right)
+        if (best is None or apart > best[0]) and _one_count(operations, right, rng):
+            best = (apart, operations)
+            if apart == len(_SLIPS):
                 break
-    assert best is not None, "no drawn program has one count: the rule or the drawing has changed"
+    assert best is not None, "no program of 400 has one count: the rule or the drawing has changed"
     return best[1]
 
 
 @checkpoint("compile_kernels.kernel_count")
 def kernel_count(answer: Any, rng: np.random.Generator) -> str:
     """Judge a function ``operations -> int`` that predicts how many kernels the compiler launches."""
-    programs: list[list[Operation]] = [
-        *(_telling_program(rng, tell_apart=place == 0) for place in range(5)),
-        [("v0", "elementwise", ["x"]), ("v1", "reduction", ["v0"]), ("v2", "elementwise", ["v0", "v1"])],
+    simple: list[Operation] = [
+        ("v0", "elementwise", ["x"]),
+        ("v1", "reduction", ["v0"]),
+        ("v2", "elementwise", ["v0", "v1"]),
     ]
-    for operations in programs:
+    for operations in (_telling_program(rng), *(_plain_program(rng) for _ in range(4)), simple):
         text = "; ".join(f"{name} = {kind}({', '.join(inputs)})" for name, kind, inputs in operations)
+        right = _merge(operations)
         judge(
             call(answer, operations),
-            _merge(operations),
-            _slips(operations),
+            right,
+            {text: slip(operations, right) for text, slip in _SLIPS.items()},
             case=f"the program `{text}`",
             what="the number of kernels",
         )
