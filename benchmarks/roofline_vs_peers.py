@@ -202,8 +202,8 @@ def under_load(names):
         ours = measure_roofline(precision, sustained_s=SUSTAINED_S)
         turns = []
         for _ in range(2):
-            theirs = hot_peer(precision, 3.0)
-            turns.append({"peer_tflops": theirs, "ours_tflops": hot_ours(ours, precision, 3.0)})
+            theirs = hot_peer(precision, 2.0)
+            turns.append({"peer_tflops": theirs, "ours_tflops": hot_ours(ours, precision, 2.0)})
         found[precision] = {"roof": ours, "turns": turns}
     return found
 
