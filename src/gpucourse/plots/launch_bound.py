@@ -74,7 +74,7 @@ def timeline(source: Recording) -> plots.Chart:
     zoom.set_yticks([0, 1], labels=["launches", "kernels"])
     zoom.set_ylim(1.5, -0.5)
     zoom.set_xlim(left=0)
-    zoom.set_title(f"the first {len(first)} additions, enlarged", loc="left")
+    zoom.set_title(f"the first {len(first)} additions, enlarged", loc="left", fontsize=10)
     zoom.set_xlabel("µs since the first launch, under the profiler")
     for axes in (whole, zoom):
         axes.spines["left"].set_visible(False)
