@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from gpucourse import hardware, recording
+from gpucourse import hardware, recording, roof_points
 from gpucourse.recording import MissingRecordingError
 from gpucourse.roof_points import RoofPoint, _precision_of, recorded_roofs
-from gpucourse.roofline import Roofline, Work
+from gpucourse.roofline import Ceiling, MeasuredRoofline, Roofline, Work
 
 ROOF = Roofline(peak_flops=100e12, bandwidth=1e12)  # ridge at 100
 
@@ -44,6 +46,39 @@ def test_a_point_says_where_it_lies_and_what_served_it(made: RoofPoint, kind: st
 
 def test_where_the_size_of_the_l2_is_unknown_nothing_is_put_down_to_it() -> None:
     assert point(1.3, moved=20e6).kind(None) == "memory"
+
+
+def test_a_point_reaches_from_the_upper_quartiles_rate_to_the_lower_ones() -> None:
+    spread = point(0.8, iqr_ms=0.2 * point(0.8).time_ms).between
+    assert spread is not None
+    assert spread == (pytest.approx(point(0.8).rate / 1.1), pytest.approx(point(0.8).rate / 0.9))
+    assert point(0.8).between is None
+    wild = point(0.8, iqr_ms=5 * point(0.8).time_ms).between
+    assert wild is not None
+    assert 0 < wild[0] < wild[1] < float("inf")
+
+
+def test_a_long_load_that_was_recorded_stands_beside_the_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row(kind: str, rate: float, seconds: float) -> Ceiling:
+        return Ceiling(
+            kind=kind, what="x", shape=(1, 1, 1), amount=rate / 1e3, samples_ms=(1.0,), seconds=seconds
+        )
+
+    load = MeasuredRoofline(
+        device="NVIDIA H200",
+        precision="bf16",
+        products=(row("product", 8e14, 0.0),),
+        streams=(row("triad", 4.3e12, 0.0),),
+        sustained=(row("product", 7e14, 30.0), row("triad", 4.2e12, 31.0)),
+    )
+    monkeypatch.setattr(roof_points, "_long_loads", lambda: {"bf16": ("ceilings", load)})
+    fp32, half = recorded_roofs()
+    assert fp32.sustained is None
+    assert half.sustained == load.sustained_roofline
+    assert half.sustained_s == 30.0
+    stranger = dataclasses.replace(load, device="NVIDIA Strange 9000")
+    monkeypatch.setattr(roof_points, "_long_loads", lambda: {"bf16": ("ceilings", stranger)})
+    assert recorded_roofs()[1].sustained is None
 
 
 def test_the_recorded_roofs_hold_the_numbers_of_their_recordings() -> None:

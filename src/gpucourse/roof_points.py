@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from gpucourse import recording
 from gpucourse.roofline import (
+    MeasuredRoofline,
     Roofline,
     Work,
     attention_work,
@@ -71,6 +72,14 @@ class RoofPoint:
     def rate(self) -> float:
         """Arithmetic rate in flop/s."""
         return self.work.flops / self.time_ms * 1e3
+
+    @property
+    def between(self) -> tuple[float, float] | None:
+        """Rates in flop/s half an IQR above and below the median time; None where there is one sample."""
+        if self.iqr_ms is None:
+            return None
+        slow, fast = self.time_ms + self.iqr_ms / 2, max(self.time_ms - self.iqr_ms / 2, self.time_ms / 10)
+        return self.work.flops / slow * 1e3, self.work.flops / fast * 1e3
 
     def share(self, roof: Roofline) -> float:
         """Rate over what the roof allows at this intensity; above 1 where the bytes came from elsewhere."""
@@ -138,6 +147,10 @@ class MeasuredRoof:
         Kernels in this precision, from low to high intensity.
     provenance
         Where the numbers come from: names of the recordings, and a line each with device, date and software.
+    sustained
+        The ceilings at the end of a long load; None where none was recorded.
+    sustained_s
+        How long that load was, in seconds; 0 where none was recorded.
     """
 
     gpu: str
@@ -148,6 +161,8 @@ class MeasuredRoof:
     l2_bytes: float | None
     points: tuple[RoofPoint, ...]
     provenance: str
+    sustained: Roofline | None = None
+    sustained_s: float = 0.0
 
 
 _PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -173,11 +188,18 @@ def recorded_roofs() -> tuple[MeasuredRoof, ...]:
     """
     names = ("ceilings", "square_widths", "add_sweep", "norms", "rows_sweep", "block_parts")
     found = {name: recording.load(name) for name in names}
+    hot = _long_loads()
     roofs = []
     for row in found["ceilings"].data.values():
         precision = _precision_of(row["arithmetic_kind"])
         points = [p for dtype, p in _points(found) if dtype == precision]
         used = ["ceilings", *dict.fromkeys(p.source for p in points)]
+        loaded, load = hot.get(precision, ("", None))
+        if load is not None and load.device == row["device"]:
+            found[loaded] = recording.load(loaded)
+            used.append(loaded)
+        else:
+            load = None
         lines = dict.fromkeys(found[name].line() for name in used)
         l2 = found["ceilings"].provenance.get("l2_bytes")
         roofs.append(
@@ -190,9 +212,22 @@ def recorded_roofs() -> tuple[MeasuredRoof, ...]:
                 l2_bytes=float(l2) if l2 else None,
                 points=tuple(sorted(points, key=lambda p: (p.work.intensity, p.rate))),
                 provenance=f"{', '.join(used)}: {'; '.join(lines)}",
+                sustained=load.sustained_roofline if load else None,
+                sustained_s=load.sustained[0].seconds if load and load.sustained else 0.0,
             )
         )
     return tuple(roofs)
+
+
+def _long_loads() -> dict[str, tuple[str, MeasuredRoofline]]:
+    """Give the roofs that were measured under a long load, by precision, with the recording's name."""
+    known = recording.names()
+    return {
+        precision: (name, MeasuredRoofline.from_dict(row["roof"]))
+        for name in ("roofline_sustained_full", "roofline_sustained_half")
+        if name in known
+        for precision, row in recording.load(name).data.items()
+    }
 
 
 def _precision_of(text: str) -> str:

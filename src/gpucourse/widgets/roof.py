@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gpucourse.hardware import DEVICES, PRECISIONS, Device
@@ -29,6 +29,8 @@ _ROOF_CSS = """
 .rl svg .ridge{stroke:currentColor;stroke-width:1;fill:none;stroke-dasharray:1 3}
 .rl svg .drop{stroke:#d0602a;stroke-width:1.4}
 .rl svg .here{fill:#d0602a;stroke:currentColor;stroke-width:1.4}
+.rl svg .hot{stroke-dasharray:2 3}
+.rl svg .spread{stroke:#2f7fd0;stroke-width:1}
 .rl svg .mark{fill:none;stroke:#2f7fd0;stroke-width:1.5}
 .rl .key{list-style:none;display:flex;flex-wrap:wrap;gap:.1em 1.2em;padding:0;margin:.4em 0 .8em;font-size:.85em}
 .rl .key li{margin:0}
@@ -419,6 +421,25 @@ class _RoofFrame:
                 Raw(each(lambda k: _tflops(found.attainable(self.intensities[k])))),
                 f"by these two; their ridge is at {_four(found.ridge)} flop/byte",
             ],
+            *self.hot_rows(part),
+        ]
+
+    def hot_rows(self, part: Callable[[float, float], str]) -> list[list[str]]:
+        """Give the ceilings after a long load, where they were recorded."""
+        if self.measured is None or self.measured.sustained is None or self.roof is None:
+            return []
+        hot, when = self.measured.sustained, f"after {self.measured.sustained_s:.0f} s of load"
+        return [
+            [
+                "Peak, sustained",
+                f"{_tflops(hot.peak_flops)}, {part(hot.peak_flops, self.roof.peak_flops)}",
+                f"{when}: the card's power limit sets the clock",
+            ],
+            [
+                "Bandwidth, sustained",
+                f"{_gb_per_s(hot.bandwidth)}, {part(hot.bandwidth, self.bandwidth)}",
+                when,
+            ],
         ]
 
     def kernels(self) -> str:
@@ -467,8 +488,14 @@ class _RoofFrame:
         if self.measured is not None and self.roof is not None:
             found = self.measured.roofline
             parts.append(f'<path class="measured" d="{axes.line(found.bandwidth, found.peak_flops)}"/>')
+            if self.measured.sustained is not None:
+                hot = self.measured.sustained
+                parts.append(f'<path class="measured hot" d="{axes.line(hot.bandwidth, hot.peak_flops)}"/>')
             places = [(axes.x(point.work.intensity), axes.y(point.rate)) for point in self.measured.points]
             for letter, point, (x, y) in zip(_LETTERS, self.measured.points, places, strict=False):
+                if point.between is not None:
+                    low, high = (axes.y(rate) for rate in point.between)
+                    parts.append(f'<path class="spread" d="M{x} {low}V{high}"/>')
                 parts.append(_shape(point.kind(self.measured.l2_bytes), x, y))
                 # A letter stands at its mark's lower right, out of the way of a neighbour's mark.
                 down = -4 if point.share(self.roof) > 1 else 9
@@ -495,6 +522,10 @@ class _RoofFrame:
             items.append(item(line.format("roof"), "the datasheet's roof"))
         if self.measured is not None and self.roof is not None:
             items.append(item(line.format("measured"), "measured in a burst"))
+            if self.measured.sustained is not None:
+                items.append(
+                    item(line.format("measured hot"), f"measured after {self.measured.sustained_s:.0f} s")
+                )
             kinds = [point.kind(self.measured.l2_bytes) for point in self.measured.points]
             items += [item(_shape(kind, 13, 6), _SHAPE_NAMES[kind]) for kind in _SHAPES if kind in kinds]
         return f'<ul class="key">{"".join(items)}</ul>'
