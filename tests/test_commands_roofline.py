@@ -141,7 +141,7 @@ def test_the_picture_names_each_roof_with_its_ceiling_and_keeps_names_apart() ->
     fig = command.draw([measured("bf16", 30.0), measured("fp16"), measured("fp32")])
     (axes,) = fig.axes
     names = [text.get_text().strip() for text in axes.texts]
-    assert names == ["fp16: 810", "bf16: 800", "bf16, 30 s: 720", "fp32: 51"]
+    assert names == ["fp16: 810", "bf16: 800, after 30 s 720", "fp32: 51"]
     assert [line.get_linestyle() for line in axes.lines] == ["-", "--", "-", "-"]
     assert "NVIDIA Test: 4,300 GB/s (triad), measured" in (axes.get_title(), axes.get_title(loc="left"))
     assert axes.get_xlabel() == "intensity, flop/byte"

@@ -133,24 +133,26 @@ def draw(found: Sequence[MeasuredRoofline]) -> Figure:
     Returns
     -------
     matplotlib.figure.Figure
-        Intensity in flop/byte against TFLOP/s, both logarithmic, each roof with its name beside its end.
+        Intensity in flop/byte against TFLOP/s, both logarithmic, each roof with its peaks beside its end.
     """
     from gpucourse import plots
 
     fig, axes = plots.figure(6.4, 4.0)
     colours = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.PURPLE, plots.GREY)
     ridges = [measured.roofline.ridge for measured in found]
-    left, right = min(0.05, min(ridges) / 20), max(ridges) * 20
+    left, right = min(ridges) / 20, max(ridges) * 20
     names: list[tuple[float, str, str]] = []
     for measured, colour in zip(found, colours, strict=False):
+        name = f" {measured.precision}: {measured.roofline.peak_flops / 1e12:,.0f}"
         for roof, dashed in ((measured.roofline, False), (measured.sustained_roofline, True)):
             if roof is None:
                 continue
             intensity = [left, roof.ridge, right]
             rates = [roof.attainable(value) / 1e12 for value in intensity]
             axes.loglog(intensity, rates, color=colour, linestyle="--" if dashed else "-")
-            when = f", {measured.sustained[0].seconds:.0f} s" if dashed else ""
-            names.append((rates[-1], f" {measured.precision}{when}: {rates[-1]:,.0f}", colour))
+            if dashed:
+                name += f", after {measured.sustained[0].seconds:.0f} s {rates[-1]:,.0f}"
+        names.append((measured.roofline.peak_flops / 1e12, name, colour))
     low, high = axes.get_ylim()
     # Ceilings may lie within a few percent of one another; their names keep a line's height apart.
     line = (high / low) ** _LINE_SHARE
