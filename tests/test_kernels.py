@@ -85,7 +85,8 @@ def test_busy_is_a_union_over_streams_and_not_a_sum():
 def test_a_dropped_kernel_makes_the_trace_incomplete_and_it_says_so():
     found = parse_chrome_trace([MARK, launch(110, 1), launch(111, 2), kernel(200, 10, 2)], MACHINE)
     assert (found.complete, found.launches, found.missing) == (False, 2, 1)
-    assert "INCOMPLETE: the profiler dropped 1 of 2 launches" in str(found)
+    assert found.unrecorded == ("cudaLaunchKernel",)
+    assert "INCOMPLETE: the profiler dropped 1 of 2 launches (cudaLaunchKernel × 1)" in str(found)
     assert "INCOMPLETE" in found._repr_html_()
 
 
@@ -479,6 +480,7 @@ def changed(path, value):
         (["kernels", 0, "dtypes"], [], None),
         (["kernels", 0, "dtypes"], ["float32", "float32"], r"has 1 shapes and 2 dtypes"),
         (["kernels", 0, "start_us"], 500.0, r"in order of start_us, found them unsorted"),
+        (["unrecorded"], [3], r"unrecorded is text, found 3"),
         (["launches"], 1.5, r"launches is a whole number from 0, found 1\.5"),
         (["missing"], 9, r"at most the launches, found 9 and 0 of 4"),
         (["waits", 0, "start_us"], None, r"waits\[0\]\.start_us is a finite number of µs, found None"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gpucourse import recording
+from gpucourse.kernels import KernelTrace
 from gpucourse.plots import Chart
 from gpucourse.plots import kernels as plots
 
@@ -341,6 +342,33 @@ def test_the_elapsed_time_of_the_chain_shows_no_slope_where_the_host_sets_the_pa
     assert first["rows"] == 8
     assert waited_us["rows_1024"] < 2 * waited_us["rows_8"]
     assert first["busy_us"] < 0.25 * waited_us["rows_8"]
+
+
+def test_the_candidates_in_the_blocks_step_are_runs_that_its_code_really_hands_on() -> None:
+    found = KernelTrace.from_dict(recording.load("block_step")["trace"]).fuse_candidates()
+    runs = [tuple(op.removeprefix("aten::") for op in candidate.ops) for candidate in found]
+    assert runs[0] == ("add", "native_layer_norm"), "the residual sum and the second norm"
+    assert ("add", "mse_loss", "mean") in runs
+    assert all(op.startswith("_foreach_") for op in runs[-1])
+    assert len(runs[-1]) == 8
+    assert found[0].bytes_saved == 2 * 4 * 1024 * 768 * 4
+    assert found[-1].bytes_saved is None
+
+
+def test_the_gap_in_the_middle_of_nonzero_is_a_copys_and_nothing_else_there_is() -> None:
+    single = recording.load("single_operations")
+    causes = {name: [gap["cause"] for gap in single[name]["trace"]["gaps"]] for name in ("nonzero", "sort")}
+    assert causes["nonzero"].count("copy") == 1
+    assert "synchronization" not in causes["nonzero"]
+    assert set(causes["sort"]) == {"host"}
+
+
+def test_bf16_squares_stop_gaining_before_they_lose() -> None:
+    by_width = {point["width"]: point for point in recording.load("square_widths")["bf16"]}
+    rates = {width: 2 * width**3 / by_width[width]["median_ms"] for width in (2048, 4096, 6144, 8192)}
+    assert rates[6144] == pytest.approx(rates[4096], rel=0.03)
+    assert rates[8192] < 0.97 * rates[4096]
+    assert rates[4096] < 1.1 * rates[2048]
 
 
 def test_every_addmm_of_the_blocks_step_is_one_kernel_and_none_is_lost() -> None:

@@ -264,6 +264,8 @@ class KernelTrace:
     graphs
         How many of the launches were CUDA graphs. How many kernels a graph holds is not in the record, so its launch
         counts as recorded when at least one kernel of it is.
+    unrecorded
+        The runtime's functions that made the launches without a record, in order; empty in data that did not keep it.
     """
 
     kernels: tuple[Kernel, ...]
@@ -272,6 +274,7 @@ class KernelTrace:
     environment: Environment
     waits: tuple[Wait, ...] = ()
     graphs: int = 0
+    unrecorded: tuple[str, ...] = ()
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], environment: Environment | None = None) -> KernelTrace:
@@ -317,6 +320,7 @@ class KernelTrace:
             environment=environment or Environment(),
             waits=_each(Wait, data.get("waits", ()), "waits"),
             graphs=graphs,
+            unrecorded=_fit("dtypes", data.get("unrecorded", ()), "unrecorded"),
         )
 
     @property
@@ -454,6 +458,7 @@ class KernelTrace:
             "missing": self.missing,
             "complete": self.complete,
             "graphs": self.graphs,
+            "unrecorded": list(self.unrecorded),
             "kernels": [dataclasses.asdict(kernel) for kernel in self.kernels],
             "waits": [dataclasses.asdict(wait) for wait in self.waits],
             "gaps": [gap.as_dict() for gap in self.gaps],
@@ -477,7 +482,11 @@ class KernelTrace:
                 f"NOTHING RECORDED of {self.launches} launches: the profiler heard the host, not the device"
             )
         elif not self.complete:
-            parts.append(f"INCOMPLETE: the profiler dropped {self.missing} of {self.launches} launches")
+            lost = Counter(self.unrecorded)
+            names = f" ({', '.join(f'{name} × {times}' for name, times in lost.items())})" if lost else ""
+            parts.append(
+                f"INCOMPLETE: the profiler dropped {self.missing} of {self.launches} launches{names}"
+            )
         if self.graphs:
             which = "is a CUDA graph" if self.graphs == 1 else "are CUDA graphs"
             parts.append(
@@ -720,6 +729,7 @@ def parse_chrome_trace(
             if _waits(e, pageable)
         ),
         graphs=sum(_GRAPH.search(e["name"]) is not None for e in in_order),
+        unrecorded=tuple(e["name"] for e in in_order if e["args"]["correlation"] not in recorded),
     )
 
 
