@@ -311,6 +311,12 @@ def test_kernels_that_overlap_are_said_to() -> None:
         (3, ROOFS, TypeError, "takes a KernelTrace or its dict with the kernels, not 3"),
         ({"span_us": 1.0}, ROOFS, TypeError, "takes a KernelTrace or its dict"),
         (trace(), ROOFS, ValueError, "the trace has no kernel"),
+        (
+            trace({"name": "k", "op": "", "start_us": 0.0}),
+            ROOFS,
+            ValueError,
+            "kernel 0 of the trace lacks duration_us",
+        ),
         (trace(kernel("aten::mm", PRODUCT, 0, 1, 0)), {}, ValueError, "no roof: give one"),
         (trace(kernel("aten::mm", PRODUCT, 0, 1, 0)), {"fp32": 67e12}, TypeError, "the roof for fp32 is 6"),
         (trace(kernel("aten::mm", PRODUCT, 0, 1, 0)), None, TypeError, "the roof is None"),

@@ -638,6 +638,9 @@ def _read(trace: Any) -> tuple[list[TracedCall], float, float, int | None]:
         )
     groups: dict[Any, list[Mapping[str, Any]]] = {}
     for place, kernel in enumerate(kernels):
+        lacking = [name for name in ("name", "start_us", "duration_us") if name not in kernel]
+        if lacking:
+            raise ValueError(f"kernel {place} of the trace lacks {', '.join(lacking)}; it is no whole trace")
         number = kernel.get("call")
         groups.setdefault(("alone", place) if number is None else number, []).append(kernel)
     if not groups:
