@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from gpucourse.recording import Recording
 
 __all__ = [
+    "absorbed",
+    "beside_a_wait",
     "copy_sizes",
     "far_apart",
     "fit_line",
@@ -501,6 +504,26 @@ def held(source: Recording) -> plots.Chart:
     )
 
 
+def absorbed(source: Recording) -> plots.Table:
+    """List how many pageable copies one after another return before one has to wait.
+
+    Parameters
+    ----------
+    source
+        The recording `absorbed_copies`.
+    """
+
+    def told(count: int) -> str:
+        return f"{count} or more" if count >= source["limit"] else str(count)
+
+    return plots.Table(
+        ("Size of each", "Returned before one was held, in each repeat"),
+        tuple((_size(row["bytes"]), ", ".join(map(told, row["returned"]))) for row in source["rows"]),
+        caption="Pageable copies with non_blocking=True behind pending work",
+        source=source,
+    )
+
+
 def pinning(source: Recording) -> plots.Table:
     """List what a copy takes from memory that is pinned already, on the fly, or not at all.
 
@@ -807,6 +830,33 @@ def starving(source: Recording) -> plots.Chart:
             )
             for name, predicted, run in zip(names, rule, runs, strict=True)
         ],
+        source=source,
+    )
+
+
+def beside_a_wait(source: Recording) -> plots.Table:
+    """List what a batch costs its process, by what the training process does meanwhile.
+
+    Parameters
+    ----------
+    source
+        The recording `beside_a_wait`; a way that could not be run there is None.
+    """
+    labels = {
+        "here": "in the training process itself",
+        "worker_spins": "in a worker, while the training process waits for an event",
+        "worker_sleeps": "in a worker, while it waits for an event made with blocking=True",
+    }
+
+    def told(loads_ms: Sequence[float] | None) -> str:
+        if not loads_ms:
+            return "unavailable"
+        return f"{statistics.median(loads_ms):.0f} ms ({min(loads_ms):.0f} to {max(loads_ms):.0f})"
+
+    return plots.Table(
+        ("Where the batch is made", "Median, and range"),
+        tuple((text, told(source[key])) for key, text in labels.items()),
+        caption="One batch of 16,384 tokens",
         source=source,
     )
 
