@@ -68,6 +68,7 @@ class FakeCuda:
         self.one = torch.ones(1)
         self.default = self.current = Stream(self)
         self.capture_stream: Stream | None = None
+        self.graph_stream = Stream(self)  # what captures run on unless they are given another
         self.recorded: list[float] = []
         self.repaired = 0
         self.allocated, self.free = 0, 10**9
@@ -133,19 +134,27 @@ class FakeCuda:
             torch.cuda.set_stream(before)
 
     @contextlib.contextmanager
-    def captured(self, graph, pool=None):
-        before, self.capture_stream, self.recorded = self.current, Stream(self), []
-        self.current, self.capture_stream.capturing = self.capture_stream, True
-        seen = self.seen = [self.capture_stream]
+    def captured(self, graph, pool=None, stream=None):
+        """Capture as torch does: where it fails at its end, the capture's stream stays the current one."""
+        before = self.current
+        here = stream or self.graph_stream
+        self.capture_stream, self.recorded, self.current, here.capturing = here, [], here, True
+        broken = False
         try:
             yield
+        except RuntimeError:
+            broken = True  # a call that is not permitted in a capture ends it
+            raise
         finally:
-            self.current, self.capture_stream = before, None
-            loose = [stream for stream in self.sides if stream.loose]
-            for stream in [*self.sides, *seen]:
-                stream.capturing = stream.loose = False
-        if loose:
-            raise RuntimeError("CUDA error: capturing stream has unjoined work")
+            self.capture_stream = None
+            loose = [side for side in self.sides if side.loose]
+            for side in [*self.sides, here]:
+                side.capturing = side.loose = False
+            if loose or broken:
+                raise RuntimeError(
+                    f"CUDA error: capturing stream has {'unjoined work' if loose else 'failed'}"
+                )
+            self.current = before
         if not self.recorded:
             warnings.warn("The CUDA Graph is empty", stacklevel=2)
         graph.us = sum(self.recorded)
@@ -153,7 +162,7 @@ class FakeCuda:
 
     sides: tuple[Stream, ...] = ()
 
-    def side(self) -> Stream:
-        """Make a stream beside the current one."""
-        self.sides = (*self.sides, Stream(self))
+    def side(self, stream: Stream | None = None) -> Stream:
+        """Make a stream beside the current one, or let it be that one."""
+        self.sides = (*self.sides, stream or Stream(self))
         return self.sides[-1]

@@ -216,6 +216,7 @@ def test_what_cannot_be_captured_is_queued_instead(fake, l2):
     assert us(found) == pytest.approx(7.0, abs=1.01 if l2 == "cold" else 0.01)
     assert "spinning kernel" in found.method
     assert fake.repaired > 0, "a failed capture has to be repaired, or random numbers stop working"
+    assert fake.current is fake.default, "the failed capture left its stream the current one"
 
 
 @pytest.mark.parametrize(("l2", "said"), [("warm", "are counted"), ("cold", "(the L2 flushed before)")])
@@ -264,16 +265,19 @@ def test_an_error_in_the_capture_itself_is_passed_on(fake):
 
 @pytest.mark.parametrize("l2", ["warm", "cold"])
 def test_a_call_that_launches_nothing_has_no_device_time(fake, l2):
-    x = torch.zeros(3, 2)
     with pytest.raises(NothingLaunchedError, match="launched nothing on the device"):
-        time_cuda(x.t, l2=l2)
+        time_cuda(lambda: None, l2=l2)
 
 
-def test_arguments_on_the_cpu_are_the_named_cause_of_an_empty_call(fake, monkeypatch):
-    monkeypatch.setattr(cuda_events, "_capture", lambda *_args: None)
-    with pytest.raises(NothingLaunchedError, match="its arguments are on the CPU"):
+@pytest.mark.parametrize("captured", [True, False])
+def test_arguments_on_the_cpu_are_the_named_cause_of_an_empty_call(fake, monkeypatch, captured):
+    if not captured:
+        monkeypatch.setattr(cuda_events, "_capture", lambda *_args, **_options: None)
+    with pytest.raises(
+        NothingLaunchedError, match=r"its arguments are on the CPU. Move them there \(x = x.to"
+    ):
         time_cuda(torch.add, torch.zeros(3), 1)
-    with pytest.raises(NothingLaunchedError, match="it is empty"):
+    with pytest.raises(NothingLaunchedError, match="launched nothing" if captured else "it is empty"):
         time_cuda(lambda: None)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpucourse import streams
-from gpucourse.streams import Watch, launches, other_streams
+from gpucourse.streams import Look, Watch, launches, look_at_streams
 from tests.fake_cuda import FakeCuda
+from tests.fake_cuda import Stream as FakeStream
 
 
 @pytest.fixture
@@ -43,15 +46,17 @@ def call_on(fake, side, *, fork=True, join=True, work_us=1.0, capturable=True):
 def test_a_fork_or_join_that_is_missing_is_told_however_short_the_work(fake, fork, join, work_us, capturable):
     side = fake.side()
     call = call_on(fake, side, fork=fork, join=join, work_us=work_us, capturable=capturable)
-    (found,), whole, at_home = other_streams(call, host_ms=0.02, elapsed_ms=0.5)
+    look = look_at_streams(call, host_ms=0.02, elapsed_ms=0.5)
+    (found,) = look.others
     assert (found.begins_inside, found.ends_inside) == (fork, join)
     assert found.escaped == (not (fork and join))
-    assert whole == (fork and join and capturable)
-    assert at_home
+    assert look.whole == (fork and join and capturable)
+    assert look.at_home
+    assert fake.current is fake.default, "a capture that failed left its stream the current one"
 
 
 def test_a_call_on_the_current_stream_alone_has_no_other_streams(fake):
-    assert other_streams(lambda: fake.work(3.0), 0.01, 0.01) == ((), True, True)
+    assert look_at_streams(lambda: fake.work(3.0), 0.01, 0.01) == Look()
 
 
 def test_a_view_or_an_allocation_on_another_stream_is_no_work(fake):
@@ -63,7 +68,7 @@ def test_a_view_or_an_allocation_on_another_stream_is_no_work(fake):
         fake.current = before
         fake.work(1.0)
 
-    assert other_streams(call, 0.01, 0.01)[0] == ()
+    assert look_at_streams(call, 0.01, 0.01).others == ()
     assert launches(torch.ops.aten.nonzero.default)
     assert not launches(torch.ops.aten.empty_like.default)
 
@@ -80,10 +85,11 @@ def test_what_is_queued_after_the_join_is_told(fake):
         with torch.cuda.stream(side):
             fake.work(1.0)
 
-    (found,), _, at_home = other_streams(call, 0.02, 0.02)
+    look = look_at_streams(call, 0.02, 0.02)
+    (found,) = look.others
     assert found.ends_inside is False
     assert found.begins_inside is True
-    assert not at_home
+    assert not look.at_home
 
 
 def test_what_is_queued_before_the_fork_is_told(fake):
@@ -97,10 +103,11 @@ def test_what_is_queued_before_the_fork_is_told(fake):
             fake.work(1.0)
         torch.cuda.current_stream().wait_stream(side)
 
-    (found,), whole, _ = other_streams(call, 0.02, 0.02)
+    look = look_at_streams(call, 0.02, 0.02)
+    (found,) = look.others
     assert found.begins_inside is False
     assert found.ends_inside is True
-    assert not whole
+    assert not look.whole
 
 
 def test_a_library_kernel_on_a_stream_that_was_made_current_is_seen(fake):
@@ -114,7 +121,7 @@ def test_a_library_kernel_on_a_stream_that_was_made_current_is_seen(fake):
             torch.cuda.current_stream().wait_stream(side)
 
     for join in (True, False):
-        (found,), _, _ = other_streams(lambda join=join: call(join), 0.02, 0.02)
+        (found,) = look_at_streams(lambda join=join: call(join), 0.02, 0.02).others
         assert (found.begins_inside, found.ends_inside) == (True, join)
 
 
@@ -127,17 +134,18 @@ def test_a_call_that_joins_the_callers_own_stream_by_name_is_joined_and_kept_out
             fake.work(1.0)
         here.wait_stream(side)
 
-    (found,), whole, _ = other_streams(call, 0.02, 0.02)
+    look = look_at_streams(call, 0.02, 0.02)
+    (found,) = look.others
     assert not found.escaped
-    assert not whole, "a graph would hold nothing of the work on that stream"
+    assert not look.whole, "a graph would hold nothing of the work on that stream"
 
 
 @pytest.mark.parametrize("join", [True, False])
 def test_where_two_streams_share_a_queue_only_the_capture_decides(fake, monkeypatch, join):
     monkeypatch.setattr(streams, "_independent", lambda *_streams: False)
-    (found,), _, _ = other_streams(call_on(fake, fake.side(), join=join), 0.02, 0.02)
+    (found,) = look_at_streams(call_on(fake, fake.side(), join=join), 0.02, 0.02).others
     assert (found.begins_inside, found.ends_inside) == ((True, True) if join else (None, False))
-    (found,), _, _ = other_streams(call_on(fake, fake.side(), fork=False), 0.02, 0.02)
+    (found,) = look_at_streams(call_on(fake, fake.side(), fork=False), 0.02, 0.02).others
     assert (found.begins_inside, found.ends_inside, found.escaped) == (None, None, True)
 
 
@@ -152,7 +160,7 @@ def test_a_stream_of_another_device_cannot_be_told(fake):
     side = fake.side()
     side.device = torch.device("cuda", 1)
     call = call_on(fake, side, capturable=False)
-    (found,), _, _ = other_streams(call, 0.02, 0.02)
+    (found,) = look_at_streams(call, 0.02, 0.02).others
     assert (found.begins_inside, found.ends_inside, found.escaped) == (None, None, True)
     assert "of cuda:1 cannot be shown to be waited for" in str(found)
 
@@ -171,7 +179,7 @@ def test_a_call_that_takes_another_way_each_time_cannot_be_shown_to_join(fake):
         if fake.capture_stream is not None:
             raise RuntimeError("cannot be captured")
 
-    (found,), _, _ = other_streams(call, 0.02, 0.02)
+    (found,) = look_at_streams(call, 0.02, 0.02).others
     assert found.escaped
 
 
@@ -188,6 +196,19 @@ def test_the_watch_is_taken_off_again_whatever_the_call_does(fake):
     fake.work(1.0)
     (used,) = seen.used.values()
     assert used.operations == 1
+
+
+def test_watching_does_not_load_the_compiler():
+    code = (
+        "import sys, torch\nfrom gpucourse.streams import Watch\n"
+        "watch = Watch()\ntorch.cuda.current_stream = torch.cuda.is_current_stream_capturing = None\n"
+        "with watch.watching():\n    torch.ones(3) + 1\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.strip() == "False", "the first call of time_cuda in a process takes seconds"
 
 
 def counting_backend(runs):
@@ -232,3 +253,27 @@ def test_a_backward_pass_is_watched(fake):
     with seen.watching():
         loss.backward()
     assert seen.used[fake.default.cuda_stream].operations > forward > 0
+
+
+@pytest.mark.parametrize("join", [True, False])
+def test_a_call_on_the_very_stream_that_captures_run_on_is_judged_all_the_same(fake, monkeypatch, join):
+    side = fake.side(fake.graph_stream)  # torch hands its 32 streams out in turns, so this happens
+    handed_out = iter([side, fake.default, FakeStream(fake)])
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: next(handed_out))
+    look = look_at_streams(call_on(fake, side, join=join), 0.02, 0.02)
+    (found,) = look.others
+    assert (found.begins_inside, found.ends_inside, look.whole) == (True, join, join)
+    assert look.capture_on.cuda_stream not in (side.cuda_stream, fake.default.cuda_stream)
+
+
+def test_the_current_stream_is_the_same_after_a_capture_whatever_happens_in_it(fake):
+    def refused():
+        raise RuntimeError("not permitted")
+
+    for error, inside in ((RuntimeError, refused), (KeyError, lambda: {}["missing"])):
+        with pytest.raises(error), streams.capturing(torch.cuda.CUDAGraph()):
+            inside()
+        assert fake.current is fake.default
+    with pytest.raises(RuntimeError, match="failed"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        refused()
+    assert fake.current is fake.graph_stream, "what torch's own context leaves, which is why there is another"

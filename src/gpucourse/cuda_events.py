@@ -27,7 +27,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gpucourse.arguments import Kept, describe, tensors_of
 from gpucourse.environment import Environment, require_cuda
-from gpucourse.streams import SPIN_CYCLES_PER_MS, OtherStream, end_failed_capture, other_streams
+from gpucourse.streams import (
+    SPIN_CYCLES_PER_MS,
+    Look,
+    OtherStream,
+    capturing,
+    end_failed_capture,
+    look_at_streams,
+)
 
 if TYPE_CHECKING:
     from gpucourse.roofline import Work
@@ -56,6 +63,10 @@ WARM_UP = (3, 20)  # calls at least and at most until a call is steady
 PILOT_CALLS = 40  # what the pilot and the smallest sample need
 HOST_COPY_BYTES = 2**30  # of arguments, where the host is timed
 NOTHING_ELSEWHERE_MS = 5e-4
+ON_THE_HOST = (
+    "the call leaves no work on the device: its arguments are on the CPU. Move them there "
+    '(x = x.to("cuda")), or time the host with device="cpu".'
+)
 
 
 class NothingLaunchedError(ValueError):
@@ -372,12 +383,12 @@ def time_cuda(
         try:
             _first_call(call, kept)
             found = _without_running_out(functools.partial(_measure, call, kept, l2, spread, max_seconds))
-        except BaseException:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # a broken device cannot be cleaned; the first error counts
+        except BaseException as error:
+            with contextlib.suppress(RuntimeError):  # a broken device stays so; the first error counts
                 torch.cuda.synchronize()
                 kept.restore()
+            if isinstance(error, NothingLaunchedError) and _on_the_host(tensors):
+                raise NothingLaunchedError(ON_THE_HOST) from None
             raise
         changed = found.pop("changed")
         restored = kept.restore() if changed else False
@@ -491,12 +502,13 @@ def _why_nothing(found: dict[str, Any], tensors: list[Any]) -> str:
             "not wait for. Let the current stream wait (torch.cuda.current_stream().wait_stream(side)), or time "
             'the host with device="cpu".'
         )
-    if tensors and all(tensor.device.type == "cpu" for tensor in tensors):
-        return (
-            "the call leaves no work on the device: its arguments are on the CPU. Move them there "
-            '(x = x.to("cuda")), or time the host with device="cpu".'
-        )
+    if _on_the_host(tensors):
+        return ON_THE_HOST
     return 'the call leaves no work on the current stream: it is empty. Time the host with device="cpu".'
+
+
+def _on_the_host(tensors: list[Any]) -> bool:
+    return bool(tensors) and all(tensor.device.type == "cpu" for tensor in tensors)
 
 
 def _compilations() -> int:
@@ -542,6 +554,7 @@ class _Plan:
     spread: float
     max_seconds: float
     graphs: bool = True  # whether a CUDA graph holds all of the call
+    capture_on: Any = None  # a stream that the call does not use itself
     left_bytes: int = 0
     room_bytes: float = math.inf
     stopped: bool = False
@@ -583,13 +596,14 @@ def _measure(
             "them in the call, or time a smaller one."
         )
     elapsed_ms, host_ms, still_busy = _as_launched(call)
-    streams, graphs, at_home = _look_at_streams(call, host_ms, elapsed_ms, remarks)
+    look = _look(call, host_ms, elapsed_ms, remarks)
     plan = _Plan(
         call=call,
         host_ms=host_ms,
         spread=spread,
         max_seconds=max_seconds,
-        graphs=graphs,
+        graphs=look.whole,
+        capture_on=look.capture_on,
         left_bytes=left_bytes,
         room_bytes=torch.cuda.memory_allocated() + 0.5 * free if left_bytes else math.inf,
     )
@@ -602,31 +616,29 @@ def _measure(
     if left_bytes:
         early = f": sampling stopped at {len(samples)} samples for want of memory" if plan.stopped else ""
         remarks.append(f"each call leaves {left_bytes / 1e6:,.3g} MB allocated{early}")
-    escaped = still_busy or any(stream.escaped for stream in streams)
+    escaped = still_busy or any(stream.escaped for stream in look.others)
     return {
         "samples_ms": tuple(samples),
         "elapsed_ms": elapsed_ms,
         "host_ms": host_ms,
         "method": method,
         "escaped": escaped,
-        "streams": streams,
+        "streams": look.others,
         "clock_mhz": (first_mhz, last_mhz) if first_mhz and last_mhz else (),
         "left_bytes": left_bytes,
         "remarks": tuple(remarks),
         "changed": changed,
         # Where all work was seen to go elsewhere, what is read here is the scatter of the marks.
-        "least_ms": NOTHING_ELSEWHERE_MS if escaped and not at_home else NOTHING_MS,
+        "least_ms": NOTHING_ELSEWHERE_MS if escaped and not look.at_home else NOTHING_MS,
     }
 
 
-def _look_at_streams(
-    call: Callable[[], Any], host_ms: float, elapsed_ms: float, remarks: list[str]
-) -> tuple[tuple[OtherStream, ...], bool, bool]:
+def _look(call: Callable[[], Any], host_ms: float, elapsed_ms: float, remarks: list[str]) -> Look:
     """Look at the call's streams; where it cannot be watched, make sure that it still runs unwatched and say so."""
     import torch
 
     try:
-        return other_streams(call, host_ms, elapsed_ms)
+        return look_at_streams(call, host_ms, elapsed_ms)
     except Exception as error:  # whatever the watching breaks: the call alone decides
         torch.cuda.synchronize()
         call()
@@ -634,7 +646,7 @@ def _look_at_streams(
         remarks.append(
             f"its streams could not be watched ({type(error).__name__}): short work may have escaped"
         )
-        return (), True, True
+        return Look()
 
 
 def _event() -> Any:
@@ -762,8 +774,8 @@ def _warm(plan: _Plan) -> tuple[list[float], str]:
         )
     calls = plan.calls(max(4, min(100, math.ceil(GRAPH_MS / max(estimate, 1e-4)))))
     if plan.graphs:
-        short = _capture(call, calls)
-        long = _capture(call, 2 * calls, short)
+        short = _capture(call, calls, on=plan.capture_on)
+        long = _capture(call, 2 * calls, short, on=plan.capture_on)
         if short is not None and long is not None:
             samples = _sample(lambda: [_replay_difference(short, long) / calls], plan)
             return samples, f"CUDA graphs of {2 * calls} and {calls} calls, their difference"
@@ -785,7 +797,7 @@ def _unqueued(plan: _Plan, l2: str) -> tuple[list[float], str]:
     return samples, method + (" (the L2 flushed before)" if flush else "")
 
 
-def _capture(call: Callable[[], Any], calls: int, beside: Any = None) -> Any | None:
+def _capture(call: Callable[[], Any], calls: int, beside: Any = None, on: Any = None) -> Any | None:
     """Capture so many calls into a CUDA graph and replay it once; None where the call cannot be captured.
 
     Beside another graph, in that one's memory: what the calls allocate lies at the same addresses in both, on which
@@ -797,7 +809,7 @@ def _capture(call: Callable[[], Any], calls: int, beside: Any = None) -> Any | N
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            with torch.cuda.graph(graph, pool=None if beside is None else beside.pool()):
+            with capturing(graph, pool=None if beside is None else beside.pool(), stream=on):
                 for _ in range(calls):
                     call()
         if any("graph is empty" in str(warning.message).lower() for warning in caught):
@@ -853,9 +865,9 @@ def _cold(plan: _Plan) -> tuple[list[float], str]:
     estimate = _queue(call, 2, host_ms)
     calls = plan.calls(max(2, min(10, int(10 / max(estimate, 1e-4)))))
     if plan.graphs:
-        _capture(call, 1)  # raises where nothing is launched: the flush would hide it
-        alone = _capture(flush, calls)
-        together = _capture(flushed, calls, alone)
+        _capture(call, 1, on=plan.capture_on)  # raises where nothing is launched: the flush would hide it
+        alone = _capture(flush, calls, on=plan.capture_on)
+        together = _capture(flushed, calls, alone, on=plan.capture_on)
         if alone is not None and together is not None:
             samples = _sample(lambda: [_replay_difference(alone, together) / calls], plan)
             return samples, f"CUDA graphs of {calls} flushes with and without the call, their difference"

@@ -11,10 +11,10 @@ import contextlib
 import dataclasses
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-__all__ = ["OtherStream", "Watch", "end_failed_capture", "other_streams"]
+__all__ = ["Look", "OtherStream", "Watch", "capturing", "end_failed_capture", "look_at_streams"]
 
 SPIN_CYCLES_PER_MS = 2_000_000  # clock cycles; at a lower clock the spin only lasts longer
 VIEWS = {"_unsafe_view", "lift_fresh"}  # views that their schema does not call so
@@ -57,6 +57,28 @@ class OtherStream:
         if not said and self.escaped:
             said.append("cannot be shown to be waited for")
         return f"{self.name} {' and '.join(said) or 'is joined'}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What `look_at_streams` found.
+
+    Attributes
+    ----------
+    others
+        The streams beside the current one; empty where all of torch's operations run on the current stream.
+    whole
+        Whether everything that was seen goes into a CUDA graph.
+    at_home
+        Whether an operation was seen on the current stream at all.
+    capture_on
+        The stream to capture the call on, none of those that it uses; None where torch's own will do.
+    """
+
+    others: tuple[OtherStream, ...] = ()
+    whole: bool = True
+    at_home: bool = True
+    capture_on: Any = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -138,9 +160,14 @@ class Watch:
         watch = self
 
         class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                return watch.operation(func, (args, kwargs), lambda: func(*args, **(kwargs or {})))
+            pass
 
+        def dispatch(_mode: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return watch.operation(func, (args, kwargs), lambda: func(*args, **(kwargs or {})))
+
+        # Set afterwards, since what stands in the class is wrapped by torch so that its first call loads the
+        # whole compiler, which takes seconds.
+        Mode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
         set_stream = torch.cuda.set_stream
 
         def noted(stream: Any) -> None:
@@ -176,6 +203,39 @@ def _spin(ms: float) -> None:
     torch.cuda._sleep(int(ms * SPIN_CYCLES_PER_MS))  # type: ignore[no-untyped-call]
 
 
+@contextlib.contextmanager
+def capturing(graph: Any, **options: Any) -> Iterator[None]:
+    """Capture into a graph as ``torch.cuda.graph`` does, and make the same stream current again whatever happens.
+
+    Where a capture fails at its end, ``torch.cuda.graph`` (2.11, 2.13) leaves its own stream the current one.
+
+    Parameters
+    ----------
+    graph, **options
+        What ``torch.cuda.graph`` takes.
+    """
+    import torch
+
+    before = torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, **options):
+            yield
+    finally:
+        torch.cuda.set_stream(before)
+
+
+def _stream_beside(taken: Iterable[int]) -> Any:
+    """Give a stream that is none of those: torch's come from a pool of 32, in turns, so two may be the same."""
+    import torch
+
+    taken = set(taken)
+    for _ in range(len(taken) + 33):
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if stream.cuda_stream not in taken:
+            return stream
+    return None
+
+
 def end_failed_capture() -> None:
     """Let random numbers work again after a capture that failed, by one that succeeds.
 
@@ -185,12 +245,12 @@ def end_failed_capture() -> None:
     import torch
 
     cell = torch.zeros(1, device="cuda")
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with capturing(torch.cuda.CUDAGraph()):
         cell.add_(1)
     torch.cuda.synchronize()
 
 
-def _captures(call: Callable[[], Any], sides: list[int]) -> tuple[bool, bool]:
+def _captures(call: Callable[[], Any], sides: list[int], on: Any) -> tuple[bool, bool]:
     """Capture one call: whether all that it does is in the graph, and whether a stream was left unjoined.
 
     A stream is part of a capture only if it waits for the capturing one, and the capture ends well only if that
@@ -202,7 +262,7 @@ def _captures(call: Callable[[], Any], sides: list[int]) -> tuple[bool, bool]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an empty graph is no surprise here
-            with torch.cuda.graph(torch.cuda.CUDAGraph()), watch.watching():
+            with capturing(torch.cuda.CUDAGraph(), stream=on), watch.watching():
                 call()
     except RuntimeError as error:
         torch.cuda.synchronize()
@@ -285,9 +345,7 @@ def _ends_inside(
     return float(released.elapsed_time(end)) >= 0
 
 
-def other_streams(
-    call: Callable[[], Any], host_ms: float, elapsed_ms: float
-) -> tuple[tuple[OtherStream, ...], bool, bool]:
+def look_at_streams(call: Callable[[], Any], host_ms: float, elapsed_ms: float) -> Look:
     """Find the streams beside the current one that a warmed-up call uses, and what becomes of their work.
 
     Parameters
@@ -299,12 +357,8 @@ def other_streams(
 
     Returns
     -------
-    tuple of OtherStream
-        Empty where all of torch's operations run on the current stream.
-    bool
-        Whether everything that was seen goes into a CUDA graph.
-    bool
-        Whether an operation was seen on the current stream at all.
+    Look
+        The streams and their fate; the device is at rest and the current stream the same as before.
     """
     import torch
 
@@ -321,8 +375,9 @@ def other_streams(
         if key != here.cuda_stream and (used.operations or used.entered)
     }
     if not sides:
-        return (), True, at_home
-    whole, unjoined = _captures(call, list(sides))
+        return Look(at_home=at_home)
+    capture_on = _stream_beside(watch.used)
+    whole, unjoined = _captures(call, list(sides), capture_on)
     found = []
     for used in sides.values():
         begins: bool | None = None
@@ -337,7 +392,7 @@ def other_streams(
             elif unjoined and len(sides) == 1:
                 ends = False
         found.append(OtherStream(name=_name(used.stream), begins_inside=begins, ends_inside=ends))
-    return tuple(found), whole, at_home
+    return Look(others=tuple(found), whole=whole, at_home=at_home, capture_on=capture_on)
 
 
 def _name(stream: Any) -> str:

@@ -99,6 +99,7 @@ def test_a_hundred_additions_have_two_times():
 def test_a_call_that_waits_inside_says_so():
     timing = time_cuda(lambda x: x.sum().item(), torch.randn(2**20, device="cuda"))
     print(timing)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
     assert "waits for the device inside" in timing.method
 
 
@@ -163,6 +164,7 @@ def test_a_missing_fork_or_join_is_told_however_short_the_work(fork, join, numbe
             on_a_side(torch.cuda.Stream(), lambda: x + 1, fork=fork, join=join), max_seconds=0.01
         )
         (found,) = timing.streams
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
         assert timing.escaped == (not (fork and join)), timing
         assert found.begins_inside in ((True,) if fork else (False, None))
         assert found.ends_inside in ((True,) if join else (False, None))

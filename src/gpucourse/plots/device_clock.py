@@ -601,7 +601,7 @@ def same_launches_us(row: Mapping[str, Any]) -> float | None:
     if not same or not same["events_us"]:
         return None
     pairs = zip(same["events_us"], same["records_us"], strict=True)
-    return statistics.median(events - records for events, records in pairs)
+    return float(statistics.median(events - records for events, records in pairs))
 
 
 def _of_the_truth(row: Mapping[str, Any]) -> tuple[str, str, str]:
