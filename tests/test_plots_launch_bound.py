@@ -21,6 +21,14 @@ def _texts(chart: plots.Chart, axes: int = 0) -> list[str]:
     return [text.get_text() for text in chart.fig.axes[axes].texts]
 
 
+def test_three_times_stand_in_one_row_and_are_never_mixed_up() -> None:
+    times = {"elapsed_ms": 0.8, "host_ms": 0.7, "device_ms": 0.2}
+    table = draw.three_times(_recording({"additions": times, "product": times, "nothing": times}))
+    assert table.header[1:] == ("Elapsed", "Host", "Device alone")
+    assert table.rows[0][1:] == tuple(f"{us}.0\N{NO-BREAK SPACE}µs" for us in (800, 700, 200))
+    assert len(table.rows) == 3
+
+
 # --- the timeline
 
 

@@ -10,7 +10,17 @@ from gpucourse import plots
 if TYPE_CHECKING:
     from gpucourse.recording import Recording
 
-__all__ = ["by_elements", "by_kernels", "captures", "launch_costs", "steps", "timeline", "updates", "ways"]
+__all__ = [
+    "by_elements",
+    "by_kernels",
+    "captures",
+    "launch_costs",
+    "steps",
+    "three_times",
+    "timeline",
+    "updates",
+    "ways",
+]
 
 _ZOOM = 6  # kernels in the enlarged part: with more, the arrows can no longer be told apart
 
@@ -25,6 +35,33 @@ def _us(value: float | None) -> str:
 
 def _share(measured: float, predicted: float) -> str:
     return f"{(measured / predicted - 1) * 100:+.0f}\N{NO-BREAK SPACE}%"
+
+
+# --- three times of one call ------------------------------------------------------------------------------
+
+
+def three_times(source: Recording) -> plots.Table:
+    """List what the additions, the product and an empty call cost the program, the host and the device.
+
+    Parameters
+    ----------
+    source
+        The recording `hundred_additions`: for each ``elapsed_ms``, ``host_ms`` and ``device_ms``.
+    """
+    labels = {
+        "additions": "a hundred additions on 1,024 floats",
+        "product": "one product of width 2,048",
+        "nothing": "nothing between the events",
+    }
+    return plots.Table(
+        ("Call, fp32", "Elapsed", "Host", "Device alone"),
+        tuple(
+            (text, *(_ms(source[key][field]) for field in ("elapsed_ms", "host_ms", "device_ms")))
+            for key, text in labels.items()
+        ),
+        caption="What the program pays, what the host needs to launch it, what the device needs once all is queued",
+        source=source,
+    )
 
 
 # --- the measured timeline -------------------------------------------------------------------------------
