@@ -84,6 +84,11 @@ STEP = {
         row("gelu", "element-wise", 12, 500.0, 900.0),
         row("sort", "other", 1, None, 250.0, kernels=5, reason="no counting rule"),
     ],
+    "families": {
+        "products": {"calls": 48, "least_us": 4000.0, "expected_us": 4700.0, "measured_us": 5100.0},
+        "element-wise": {"calls": 12, "least_us": 500.0, "expected_us": 500.0, "measured_us": 900.0},
+        "other": {"calls": 1, "least_us": 0.0, "expected_us": 0.0, "measured_us": 250.0},
+    },
     "gap_us": 400.0,
 }
 STREAMS = {
@@ -225,11 +230,23 @@ def test_without_an_l2_size_nothing_is_put_down_to_it():
 def test_a_budget_adds_up_each_family_and_keeps_what_has_no_count_in_the_measured_time():
     rows = draw.budgets(recording({"x": 1}), {"eager": STEP}).rows
     assert rows == [
-        ("eager", "products", 48, "4.00", "5.10", f"{4 / 5.1:.0%}"),
-        ("eager", "element-wise", 12, "0.50", "0.90", f"{5 / 9:.0%}"),
-        ("eager", "other", 5, "0.00", "0.25", "0%"),
-        ("eager", "gaps", "", "0.00", "0.40", "–"),
+        ("eager", "products", "48", "4.00", "4.70", "5.10", f"{4 / 5.1:.0%}"),
+        ("eager", "element-wise", "12", "0.50", "0.50", "0.90", f"{5 / 9:.0%}"),
+        ("eager", "other", "1", "0.00", "0.00", "0.25", "0%"),
+        ("eager", "gaps", "", "0.00", "0.00", "0.40", "–"),
     ]
+
+
+def test_families_beyond_the_palette_share_one_colour_and_each_keeps_its_row():
+    sums = {"calls": 1, "least_us": 1.0, "expected_us": 1.0}
+    step = {"families": {f"family {k}": {**sums, "measured_us": 9.0 - k} for k in range(8)}, "gap_us": 0.0}
+    chart = draw.budgets(recording({"x": 1}), {"made up": step})
+    (legend,) = [ax.get_legend() for ax in chart.fig.axes]
+    assert [text.get_text() for text in legend.get_texts()] == [
+        *(f"family {k}" for k in range(5)),
+        "all others",
+    ]
+    assert len(chart.rows) == 8
 
 
 def test_losses_are_sorted_by_what_lies_beyond_the_bound_and_the_rest_is_summed():

@@ -19,6 +19,7 @@ __all__ = ["budgets", "ceilings", "losses", "on_the_roof", "products", "streams"
 
 _COLOURS = {"fp32": plots.GREEN, "tf32": plots.PURPLE, "bf16": plots.BLUE, "fp16": plots.BLUE}
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_PALETTE = (plots.BLUE, plots.GREEN, plots.ORANGE, plots.PURPLE, "#a8830f")
 _FADED = 0.3
 _LETTERS = string.ascii_lowercase + string.ascii_uppercase
 
@@ -367,19 +368,6 @@ def _points_of(p: Mapping[str, Any]) -> list[RoofPoint]:
 # --- the budget of a step ---------------------------------------------------------------------------------
 
 
-def _families(budget: Mapping[str, Any]) -> dict[str, tuple[float, float, int]]:
-    """Sum least and measured µs and count kernels by family, in order of measured time."""
-    found: dict[str, tuple[float, float, int]] = {}
-    for row in budget["rows"]:
-        least, measured, kernels = found.get(row["family"], (0.0, 0.0, 0))
-        found[row["family"]] = (
-            least + (row["least_us"] or 0.0),
-            measured + row["measured_us"],
-            kernels + row["kernels"],
-        )
-    return dict(sorted(found.items(), key=lambda item: -item[1][1]))
-
-
 def budgets(source: Recording, steps: Mapping[str, Mapping[str, Any]]) -> plots.Chart:
     """Draw for each step what its kernels need at the least, what they take beyond it, and the gaps.
 
@@ -388,40 +376,47 @@ def budgets(source: Recording, steps: Mapping[str, Mapping[str, Any]]) -> plots.
     source
         The recording that the steps come from.
     steps
-        By label, a step's budget as plain data: ``rows``, ``span_us``, ``gap_us``.
+        By label, a step's budget as `StepBudget.as_dict` gives it: ``families``, ``gap_us``.
 
     Returns
     -------
     Chart
-        Two bars a step, the measured one and the least one, cut by family.
+        Two bars a step, the measured one and the least one, cut by family. Its table also has what each
+        product and attention took when measured alone, where that was done.
     """
-    names = list(dict.fromkeys(family for step in steps.values() for family in _families(step)))
-    palette = (plots.BLUE, plots.GREEN, plots.ORANGE, plots.PURPLE, plots.GREY)
-    colours = {name: palette[k % len(palette)] for k, name in enumerate(names)}
+    whole: dict[str, float] = {}
+    for step in steps.values():
+        for family, sums in step["families"].items():
+            whole[family] = whole.get(family, 0.0) + sums["measured_us"]
+    ranked = sorted(whole, key=lambda family: -whole[family])
+    colours = dict(zip(ranked, _PALETTE, strict=False))  # the smallest families share the grey
     fig, ax = plots.figure(height=0.9 + 0.85 * len(steps))
     rows: list[tuple[object, ...]] = []
     told, labels = [], []
     for k, (label, step) in enumerate(steps.items()):
         left = {"measured": 0.0, "least": 0.0}
-        for family, (least, measured, kernels) in _families(step).items():
+        for family in (name for name in ranked if name in step["families"]):
+            sums = step["families"][family]
+            least, measured = sums["least_us"], sums["measured_us"]
             for which, us, y in (("measured", measured, 2.6 * k), ("least", least, 2.6 * k + 1)):
                 ax.barh(
                     y,
                     us / 1e3,
                     left=left[which] / 1e3,
                     height=0.82,
-                    color=colours[family],
+                    color=colours.get(family, plots.GREY),
                     alpha=1.0 if which == "least" else 0.55,
                     edgecolor=plots.INK,
                     linewidth=0.4,
                 )
                 left[which] += us
             share = f"{least / measured:.0%}" if measured else "–"
-            rows.append((label, family, kernels, f"{least / 1e3:,.2f}", f"{measured / 1e3:,.2f}", share))
+            times = (f"{us / 1e3:,.2f}" for us in (least, sums["expected_us"], measured))
+            rows.append((label, family, f"{sums['calls']:,.0f}", *times, share))
         gap = step["gap_us"]
         if gap:
             ax.barh(2.6 * k, gap / 1e3, left=left["measured"] / 1e3, height=0.82, color="none", hatch="///")
-            rows.append((label, "gaps", "", "0.00", f"{gap / 1e3:,.2f}", "–"))
+            rows.append((label, "gaps", "", "0.00", "0.00", f"{gap / 1e3:,.2f}", "–"))
         labels += [f"{label}, measured", "at the least"]
         told.append(
             f"{label}: {(left['measured'] + gap) / 1e3:,.1f} milliseconds measured, {left['least'] / 1e3:,.1f} at "
@@ -431,13 +426,14 @@ def budgets(source: Recording, steps: Mapping[str, Mapping[str, Any]]) -> plots.
     ax.set_yticks(ticks, labels=labels)
     ax.invert_yaxis()
     ax.set_xlabel("ms a step")
-    handles = [_patch(colours[name]) for name in names]
-    ax.legend(handles, names, ncols=3, loc="upper center", bbox_to_anchor=(0.4, -0.25), frameon=False)
+    legend = colours | ({"all others": plots.GREY} if len(ranked) > len(colours) else {})
+    handles = [_patch(colour) for colour in legend.values()]
+    ax.legend(handles, list(legend), ncols=3, loc="upper center", bbox_to_anchor=(0.4, -0.25), frameon=False)
     return plots.Chart(
         fig,
         caption="A training step as the sum of its kernels, by family: what was measured, and what the roof allows.",
         alt="Bar chart of milliseconds a step, cut by families of kernels. " + "; ".join(told),
-        header=("Step", "Family", "Kernels", "Least, ms", "Measured, ms", "Explained"),
+        header=("Step", "Family", "Calls", "Least, ms", "At its shapes, ms", "Measured, ms", "Explained"),
         rows=rows,
         source=source,
     )
