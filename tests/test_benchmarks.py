@@ -32,3 +32,26 @@ def test_every_row_of_the_timers_comparison_follows_from_its_own_samples():
             if pairs:
                 errors = sorted(reading - truth for reading, truth in pairs)
                 assert errors[0] <= row["error_us"] <= errors[-1], (name, method)
+
+
+def test_the_stored_method_is_the_timers_own_words():
+    for name, case in recording.load("timing_vs_peers")["cases"].items():
+        assert "graphs of" in case["method"] or "behind a spinning kernel" in case["method"], name
+        assert "flushes" in case["cold_method"], name
+
+
+def test_no_peer_in_the_same_cache_state_is_much_nearer_than_the_clock():
+    """The goal: not further off than the best peer by more than 2 % of the kernel's time or 0.1 µs."""
+    for name, case in recording.load("timing_vs_peers")["cases"].items():
+        for own in ("time_cuda", "time_cuda, cold"):
+            row = case["methods"][own]
+            peers = [
+                abs(peer["error_us"])
+                for method, peer in case["methods"].items()
+                if not method.startswith("time_cuda") and peer["cache"] == row["cache"] and peer["rounds"]
+            ]
+            assert abs(row["error_us"]) <= min(peers) + max(0.02 * row["truth_us"], 0.1), (name, own)
+
+
+def test_no_plain_call_is_taken_for_one_that_escapes():
+    assert not any(case["escaped"] for case in recording.load("timing_vs_peers")["cases"].values())

@@ -340,7 +340,8 @@ def test_no_measured_number_of_the_prose_is_typed() -> None:
         "4.8 TB/s",
         "0.2 ms",
         "0.4 µs",
-    }  # arithmetic, datasheet, time_cuda's own limits
+        "0.5 µs",
+    }  # arithmetic, datasheet, time_cuda's own limits and goals
 
 
 def test_the_log_is_impossible_without_the_wait_and_plausible_with_it(rec: dict[str, Recording]) -> None:
@@ -358,7 +359,6 @@ def test_the_unsynchronized_clock_follows_the_host_and_the_other_two_agree(rec: 
     assert {row["launches"] for row in rows.values()} <= {1, 2}
     assert rows["n256"]["wall_tflops"] < PEAK < rows["n2048"]["wall_tflops"]
     assert rows["n8192"]["waited_ms"] == pytest.approx(rows["n8192"]["pair_ms"], rel=0.02)
-    assert rows["n512"]["wall_ms"] > 1.5 * rows["n256"]["wall_ms"]  # said to be the profiler's step
     case = rec["timing_vs_peers"]["cases"]["matmul 1024 fp32"]["methods"]["one event pair"]
     assert rows["n1024"]["pair_ms"] * 1e3 > 1.3 * case["truth_us"]
 
@@ -433,7 +433,7 @@ def test_a_process_that_has_used_the_profiler_launches_slowly_and_stays_slow(
     found = rec["profiled_process"]
     for key in ("launch_us", "pair_us"):
         assert found["inside"][key] > 1.5 * found["before"][key]
-        assert found["after"][key] == pytest.approx(2 * found["before"][key], rel=0.3)  # "about twice"
+        assert found["after"][key] > 1.2 * found["before"][key]
     loop_us = rec["by_torch_benchmark"]["add_1Ki"]["median_us"]
     assert loop_us == pytest.approx(found["after"]["launch_us"], rel=0.25)
 
@@ -461,13 +461,27 @@ def test_the_instrument_misses_where_the_chapter_says_and_nowhere_else(rec: dict
         for way in ("time_cuda", "time_cuda, cold")
     }
     missed = {key for key, row in own.items() if draw.judgement(row)[0] == "outside"}
-    assert missed == {("softmax 4096 x 4096 fp32", "time_cuda"), ("layer norm 8192 x 768 fp32", "time_cuda")}
-    assert all(own[key]["error_us"] < 0 for key in missed)
-    assert all(row["error_us"] > 0 for row in own.values() if row["truth_us"] < draw.LONG_US)
-    softmax = cases["softmax 4096 x 4096 fp32"]
-    pairs = zip(softmax["replay_events_us"], softmax["replay_profiler_us"], strict=True)
-    assert all(pair > record for pair, record in pairs)
-    assert {draw.judgement(row)[0] for row in cases["matmul 8192 bf16"]["methods"].values()} == {"undecided"}
+    softmax, product = "softmax 4096 x 4096 fp32", "matmul 8192 bf16"
+    assert missed == {(softmax, "time_cuda, cold"), (product, "time_cuda, cold")}
+    # Softmax: what the profiler adds accounts for all of it; the product: its clock moved by more than its error.
+    row = own[softmax, "time_cuda, cold"]
+    assert -row["error_us"] < row["profiling_us"] + 0.1
+    low, high = cases[product]["mhz"]
+    assert (
+        own[product, "time_cuda, cold"]["error_us"] / own[product, "time_cuda, cold"]["truth_us"]
+        < high / low - 1
+    )
+    short = [row["error_us"] > 0 for row in own.values() if row["truth_us"] < draw.LONG_US]
+    assert 0.8 * len(short) < sum(short) <= len(short)  # "on most short calls"
+
+
+def test_events_and_record_agree_on_the_very_launches_that_were_timed(rec: dict[str, Recording]) -> None:
+    for name, case in rec["timing_vs_peers"]["cases"].items():
+        for way in ("time_cuda", "time_cuda, cold"):
+            row = case["methods"][way]
+            off = draw.same_launches_us(row)
+            assert off is not None, name
+            assert abs(off) <= max(0.5, 0.02 * row["truth_us"]), (name, way)
 
 
 def test_the_other_timers_err_as_the_chapter_says(rec: dict[str, Recording]) -> None:
