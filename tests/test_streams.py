@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -71,6 +72,13 @@ def test_a_view_or_an_allocation_on_another_stream_is_no_work(fake):
     assert look_at_streams(call, 0.01, 0.01).others == ()
     assert launches(torch.ops.aten.nonzero.default)
     assert not launches(torch.ops.aten.empty_like.default)
+
+
+def test_an_operation_is_on_the_device_of_its_tensors_or_the_one_it_is_asked_to_fill():
+    cuda = torch.device("cuda", 1)
+    assert streams._cuda_device(([3], {"device": cuda}), None) == cuda
+    assert streams._cuda_device((torch.ones(2), [types.SimpleNamespace(device=cuda)])) == cuda
+    assert streams._cuda_device((torch.ones(2), "text", 3), {"device": torch.device("cpu")}) is None
 
 
 def test_what_is_queued_after_the_join_is_told(fake):

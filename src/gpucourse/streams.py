@@ -106,11 +106,11 @@ def launches(func: Any) -> bool:
 
 
 def _cuda_device(*trees: Any) -> Any | None:
-    """Give the first CUDA device among the tensors of nested arguments."""
+    """Give the first CUDA device among the tensors, and the devices asked for, of nested arguments."""
     from torch.utils._pytree import tree_leaves
 
     for leaf in tree_leaves(trees):
-        device = getattr(leaf, "device", None)
+        device = getattr(leaf, "device", leaf)  # a factory or a copy has only the device that it is to fill
         if getattr(device, "type", None) == "cuda":
             return device
     return None
