@@ -203,6 +203,18 @@ def test_a_call_measured_alone_stands_beside_its_least_time() -> None:
     assert "Alone, µs" not in plain._repr_html_()
 
 
+def test_a_call_that_ran_faster_in_the_step_than_alone_counts_with_its_time_in_the_step() -> None:
+    kernels = trace(kernel("aten::mm", PRODUCT, 0, 3500, 0), kernel("aten::add", ADD, 3500, 120, 1))
+    (key,) = [call.key for call in traced_calls(kernels) if call.op == "aten::mm"]
+    add_us = 12 * 2**25 / 4e12 * 1e6
+    fair, unfair = (step_budget(kernels, ROOFS, alone={key: ms}) for ms in (3.2, 9.0))
+    assert fair.reached_us == fair.expected_us == pytest.approx(3200 + add_us)
+    assert unfair.expected_us == pytest.approx(9000 + add_us)
+    assert unfair.reached_us == pytest.approx(3500 + add_us)
+    assert unfair.explained_as_reached == pytest.approx((3500 + add_us) / 3620)
+    assert step_budget(kernels, ROOFS).reached_us == step_budget(kernels, ROOFS).least_us
+
+
 def test_work_from_the_l2_may_beat_the_roof_and_is_not_clamped() -> None:
     (row,) = step_budget(trace(kernel("aten::add", ADD, 0, 50, 0)), ROOFS).rows
     assert row.loss_us < 0

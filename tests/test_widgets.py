@@ -367,6 +367,14 @@ def expected_roof(device: hardware.Device, precision: str, doublings: int) -> di
                 "Attainable, measured": f"{four(min(peak, intensity * bandwidth) / 1e12)} TFLOP/s",
                 "Recorded kernel": "flop/byte",
             }
+            if found.sustained is not None:
+                hot = found.sustained
+                table |= {
+                    "Peak, sustained": f"{four(hot.peak_flops / 1e12)} TFLOP/s, "
+                    f"{100 * hot.peak_flops / roof.peak_flops:.1f} % of the datasheet",
+                    "Bandwidth, sustained": f"{hot.bandwidth / 1e9:,.0f} GB/s, "
+                    f"{100 * hot.bandwidth / roof.bandwidth:.1f} % of the datasheet",
+                }
             table |= {
                 f"{letter}: {point.name}": four(point.work.intensity)
                 for letter, point in zip("abcdefghijklmnop", found.points, strict=False)

@@ -59,6 +59,12 @@ def shape_ceilings(
         There is no CUDA device.
     TypeError, ValueError
         As in `step_budget`.
+
+    Notes
+    -----
+    Calls are queued one behind the other between events. One whose launch takes the host longer than its work
+    takes the device reads its launch: tiny calls do, and after a trace in the same process, which slows every
+    launch, so does attention's backward pass. `StepBudget.reached_us` lets no such reading count.
     """
     require_cuda("shape_ceilings")
     import torch
