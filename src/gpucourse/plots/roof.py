@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import string
 from collections.abc import Mapping, Sequence
@@ -234,7 +235,7 @@ def ceilings(burst: Recording, sustained: Mapping[str, Any]) -> plots.Table:
         rows.append(
             (
                 precision,
-                "unavailable" if sheet is None else f"{sheet:,.0f}",
+                "unavailable" if sheet is None else f"{sheet:,.4g}",
                 _ceiling(short, sheet),
                 _shape(short["shape"]),
                 "not measured" if long is None else _ceiling(long, sheet),
@@ -300,7 +301,8 @@ def on_the_roof(source: Recording, roofs: Mapping[str, Roofline]) -> plots.Chart
             ax.plot(xs, [sheet.attainable(x) / 1e12 for x in xs], "--", color=plots.GREY, linewidth=1)
     marks = {"memory": "o", "L2": "D", "launch": "s"}
     drawn = [(p, point) for p, point in points if p["precision"] in roofs]
-    for k, (letter, (p, point)) in enumerate(zip(_LETTERS, drawn, strict=False)):
+    sides = _sides([(point.work.intensity, point.rate) for _, point in drawn])
+    for letter, (p, point), side in zip(_LETTERS, drawn, sides, strict=False):
         roof = roofs[p["precision"]]
         kind = point.kind(l2_bytes)
         colour = _COLOURS.get(p["precision"], plots.ORANGE)
@@ -311,9 +313,15 @@ def on_the_roof(source: Recording, roofs: Mapping[str, Roofline]) -> plots.Chart
             ax.plot([x, x], ends, "-", color=colour, linewidth=4, alpha=_FADED, solid_capstyle="butt")
         fill = {"markerfacecolor": "none"} if kind == "launch" else {}
         ax.plot(x, y, marks[kind], color=colour, markersize=5, **fill)
-        # Neighbours of one intensity lie close above each other: their letters stand left and right in turn.
-        at, side = ((6, -3), "left") if k % 2 else ((-6, -3), "right")
-        ax.annotate(letter, (x, y), at, textcoords="offset points", ha=side, color=plots.INK, fontsize=8)
+        ax.annotate(
+            letter,
+            (x, y),
+            (6, -3) if side == "left" else (-6, -3),
+            textcoords="offset points",
+            ha=side,
+            color=plots.INK,
+            fontsize=8,
+        )
         state = point.state(roof, l2_bytes)
         spread = (
             f"{min(samples) * 1e3:,.2f} to {max(samples) * 1e3:,.2f}" if len(samples) > 1 else "one reading"
@@ -345,6 +353,18 @@ def on_the_roof(source: Recording, roofs: Mapping[str, Roofline]) -> plots.Chart
         rows=rows,
         source=source,
     )
+
+
+def _sides(points: Sequence[tuple[float, float]]) -> list[str]:
+    """Say on which side each letter is anchored: neighbours above each other in turn, so that none overlap."""
+    sides = ["left"] * len(points)
+    columns: dict[int, list[int]] = {}
+    for k, (x, _) in enumerate(points):
+        columns.setdefault(round(5 * math.log10(x)), []).append(k)
+    for column in columns.values():
+        for place, k in enumerate(sorted(column, key=lambda k: points[k][1])):
+            sides[k] = "right" if place % 2 else "left"
+    return sides
 
 
 def _points_of(p: Mapping[str, Any]) -> list[RoofPoint]:
@@ -381,8 +401,8 @@ def budgets(source: Recording, steps: Mapping[str, Mapping[str, Any]]) -> plots.
     Returns
     -------
     Chart
-        Two bars a step, the measured one and the least one, cut by family. Its table also has what each
-        product and attention took when measured alone, where that was done.
+        Two bars a step, the measured one and the least one, cut by family; steps of one precision (the label
+        up to its comma) share an axis.
     """
     whole: dict[str, float] = {}
     for step in steps.values():
@@ -390,50 +410,64 @@ def budgets(source: Recording, steps: Mapping[str, Mapping[str, Any]]) -> plots.
             whole[family] = whole.get(family, 0.0) + sums["measured_us"]
     ranked = sorted(whole, key=lambda family: -whole[family])
     colours = dict(zip(ranked, _PALETTE, strict=False))  # the smallest families share the grey
-    fig, ax = plots.figure(height=0.9 + 0.85 * len(steps))
+    panels: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for label, step in steps.items():
+        panels.setdefault(label.split(",")[0], {})[label] = step
+    fig, axes = plots.figure(
+        height=1.0 + 0.5 * len(panels) + 0.62 * len(steps),
+        nrows=len(panels),
+        squeeze=False,
+        height_ratios=[len(panel) for panel in panels.values()],
+    )
     rows: list[tuple[object, ...]] = []
-    told, labels = [], []
-    for k, (label, step) in enumerate(steps.items()):
-        left = {"measured": 0.0, "least": 0.0}
-        for family in (name for name in ranked if name in step["families"]):
-            sums = step["families"][family]
-            least, measured = sums["least_us"], sums["measured_us"]
-            for which, us, y in (("measured", measured, 2.6 * k), ("least", least, 2.6 * k + 1)):
+    told = []
+    for ax, panel in zip(axes[:, 0], panels.values(), strict=True):
+        labels = []
+        for k, (label, step) in enumerate(panel.items()):
+            left = {"measured": 0.0, "least": 0.0}
+            for family in (name for name in ranked if name in step["families"]):
+                sums = step["families"][family]
+                least, measured = sums["least_us"], sums["measured_us"]
+                for which, us, y in (("measured", measured, 2.6 * k), ("least", least, 2.6 * k + 1)):
+                    ax.barh(
+                        y,
+                        us / 1e3,
+                        left=left[which] / 1e3,
+                        height=0.82,
+                        color=colours.get(family, plots.GREY),
+                        alpha=1.0 if which == "least" else 0.55,
+                        edgecolor=plots.INK,
+                        linewidth=0.4,
+                    )
+                    left[which] += us
+                share = f"{least / measured:.0%}" if measured else "–"
+                times = (f"{us / 1e3:,.2f}" for us in (least, measured))
+                rows.append((label, family, f"{sums['calls']:,.0f}", *times, share))
+            gap = step["gap_us"]
+            if gap:
                 ax.barh(
-                    y,
-                    us / 1e3,
-                    left=left[which] / 1e3,
-                    height=0.82,
-                    color=colours.get(family, plots.GREY),
-                    alpha=1.0 if which == "least" else 0.55,
-                    edgecolor=plots.INK,
-                    linewidth=0.4,
+                    2.6 * k, gap / 1e3, left=left["measured"] / 1e3, height=0.82, color="none", hatch="///"
                 )
-                left[which] += us
-            share = f"{least / measured:.0%}" if measured else "–"
-            times = (f"{us / 1e3:,.2f}" for us in (least, sums["expected_us"], measured))
-            rows.append((label, family, f"{sums['calls']:,.0f}", *times, share))
-        gap = step["gap_us"]
-        if gap:
-            ax.barh(2.6 * k, gap / 1e3, left=left["measured"] / 1e3, height=0.82, color="none", hatch="///")
-            rows.append((label, "gaps", "", "0.00", "0.00", f"{gap / 1e3:,.2f}", "–"))
-        labels += [f"{label}, measured", "at the least"]
-        told.append(
-            f"{label}: {(left['measured'] + gap) / 1e3:,.1f} milliseconds measured, {left['least'] / 1e3:,.1f} at "
-            "the least"
-        )
-    ticks = [2.6 * k + shift for k in range(len(steps)) for shift in (0, 1)]
-    ax.set_yticks(ticks, labels=labels)
-    ax.invert_yaxis()
-    ax.set_xlabel("ms a step")
+                rows.append((label, "gaps", "", "0.00", f"{gap / 1e3:,.2f}", "–"))
+            labels += [label, "at the least"]
+            told.append(
+                f"{label}: {(left['measured'] + gap) / 1e3:,.1f} milliseconds measured, "
+                f"{left['least'] / 1e3:,.1f} at the least"
+            )
+        ax.set_yticks([2.6 * k + shift for k in range(len(panel)) for shift in (0, 1)], labels=labels)
+        ax.invert_yaxis()
+    axes[-1, 0].set_xlabel("ms a step")
     legend = colours | ({"all others": plots.GREY} if len(ranked) > len(colours) else {})
     handles = [_patch(colour) for colour in legend.values()]
-    ax.legend(handles, list(legend), ncols=3, loc="upper center", bbox_to_anchor=(0.4, -0.25), frameon=False)
+    fig.legend(handles, list(legend), ncols=3, loc="outside lower center", frameon=False)
     return plots.Chart(
         fig,
-        caption="A training step as the sum of its kernels, by family: what was measured, and what the roof allows.",
-        alt="Bar chart of milliseconds a step, cut by families of kernels. " + "; ".join(told),
-        header=("Step", "Family", "Calls", "Least, ms", "At its shapes, ms", "Measured, ms", "Explained"),
+        caption=(
+            "A training step as the sum of its kernels, by family: traced (pale; hatched: idle under the profiler), "
+            "and what the roof allows. Each precision has its own scale."
+        ),
+        alt="Bar charts of milliseconds a step, cut by families of kernels. " + "; ".join(told),
+        header=("Step", "Family", "Calls", "Least, ms", "Measured, ms", "Explained"),
         rows=rows,
         source=source,
     )
@@ -468,24 +502,17 @@ def losses(source: Recording, step: Mapping[str, Any], *, caption: str, most: in
     def loss(row: Mapping[str, Any]) -> float:
         return float(row["measured_us"] - (row["least_us"] or 0.0))
 
+    # Rows without shapes are sums over small ones, made when the budget was condensed.
     ordered = sorted(step["rows"], key=loss, reverse=True)
-    lines = [_loss_line(row, loss(row)) for row in ordered[:most]]
-    rest = ordered[most:]
+    single = [row for row in ordered if row["shapes"]]
+    lines = [_loss_line(row, loss(row)) for row in single[:most]]
+    rest = [row for row in ordered if not row["shapes"]] + single[most:]
     if rest:
         least, measured = (sum(row[key] or 0.0 for row in rest) for key in ("least_us", "measured_us"))
         calls = sum(row["calls"] for row in rest)
-        lines.append(
-            (
-                f"{len(rest)} others",
-                "",
-                f"{calls:,}",
-                "",
-                f"{least:,.0f}",
-                f"{measured:,.0f}",
-                f"{measured - least:,.0f}",
-            )
-        )
-    header = ("Operation", "Shapes", "Calls", "Bound", "Least, µs", "Measured, µs", "Beyond, µs")
+        times = (f"{us:,.0f}" for us in (least, measured, measured - least))
+        lines.append(("all others", "", "", f"{calls:,}", "", *times))
+    header = ("Operation", "Shapes", "Types", "Calls", "Bound", "Least, µs", "Measured, µs", "Beyond, µs")
     return plots.Table(header, tuple(lines), caption=caption, source=source)
 
 
@@ -494,13 +521,7 @@ def _loss_line(row: Mapping[str, Any], loss: float) -> tuple[str, ...]:
     text = ", ".join(shapes[:3]) + (", …" if len(shapes) > 3 else "")
     least = "no count" if row["least_us"] is None else f"{row['least_us']:,.0f}"
     bound = row["bound"] or (row["reason"] or "")
-    calls = f"{row['calls']:,}"
-    return (
-        row["op"].removeprefix("aten::"),
-        text,
-        calls,
-        bound,
-        least,
-        f"{row['measured_us']:,.0f}",
-        f"{loss:,.0f}",
-    )
+    types = ", ".join(dict.fromkeys(_SHORT.get(dtype, dtype) for dtype in row["dtypes"]))
+    name = row["op"].removeprefix("aten::").replace("_", " ").strip()
+    times = (f"{us:,.0f}" for us in (row["measured_us"], loss))
+    return (name, text, types, f"{row['calls']:,}", bound, least, *times)
