@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpucourse import recording
 from gpucourse.launch_model import compare
 from gpucourse.plots import launch_timeline as draw
 from gpucourse.recording import Recording
@@ -85,3 +86,25 @@ def test_a_sweep_without_chains_to_compare_says_so() -> None:
     for make in (draw.chains_by_length, draw.chains_by_number):
         with pytest.raises(ValueError, match="nothing to compare"):
             make(recorded(one=[]))
+
+
+def test_the_prose_of_the_lab_finds_the_chains_at_their_places() -> None:
+    data = recording.load("chain_sweep").data
+    sizes = [2**power for power in range(10, 27)]
+    numbers = (1, 2, 5, 10, 20, 50, 100, 200, 400)
+    found = [(chain["kernels"], chain["elements"]) for chain in data["chains"]]
+    assert found == [(n, 1024) for n in numbers] + [(100, size) for size in sizes[1:]]
+    assert [row["elements"] for row in data["one"]] == sizes
+
+
+def test_what_the_lab_says_of_the_residuals_is_so() -> None:
+    rows = {(row.kernels, row.elements, row.way): row for row in compare(recording.load("chain_sweep").data)}
+    launch_bound = [r for r in rows.values() if (r.way, r.model.bound) == ("eager", "launch")]
+    assert all(r.residual_share >= 0.5 for r in launch_bound if r.kernels <= 10)
+    assert all(50 < r.own_residual_us < 72 for r in launch_bound if r.kernels >= 50 and r.own_residual_us)
+    assert rows[400, 1024, "eager"].residual_us < 0
+    assert rows[100, 2**22, "eager"].model.bound == "launch"
+    assert rows[100, 2**23, "eager"].model.bound == "device"
+    assert rows[100, 2**22, "graph"].residual_us > 100
+    assert rows[100, 2**23, "graph"].residual_us < -90
+    assert all(abs(rows[100, 2**k, "graph"].residual_share) < 0.01 for k in (24, 25, 26))
