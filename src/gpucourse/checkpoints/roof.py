@@ -421,7 +421,7 @@ def _judge_log(answer: Any, case: str, log: list[dict[str, Any]], made: str) -> 
                 "nothing sets the versions apart from the clock: `not comparable`, and `speedup` is `math.nan`."
             )
         speedup = found["speedup"]
-        if type(speedup) is not float or not math.isnan(speedup):
+        if not isinstance(speedup, float) or not math.isnan(speedup):
             raise Wrong(f"For {case} there is no speed-up to give, so it is `math.nan`, not {show(speedup)}.")
         return
     ratios = _ratios(log, lambda entry: entry["us"])
