@@ -57,9 +57,9 @@ def chains_by_length(source: Recording) -> plots.Chart:
     lengths = [row.model.kernel_us for row in rows]
     low, high = min(lengths) / 1.3, max(lengths) * 1.3
     fine = [low * (high / low) ** (k / 200) for k in range(201)]
-    for way, colour, marker, label, offset in (
-        ("eager", plots.ORANGE, "o", "one by one", (0, 9)),
-        ("graph", plots.BLUE, "s", "as a CUDA graph", (6, -16)),
+    for way, colour, marker, label, at, offset in (
+        ("eager", plots.ORANGE, "o", "one by one", 0.0, (0, 9)),
+        ("graph", plots.BLUE, "s", "as a CUDA graph", 0.6, (10, -18)),
     ):
         drawn = [row for row in rows if row.way == way]
         if not drawn:
@@ -71,7 +71,7 @@ def chains_by_length(source: Recording) -> plots.Chart:
         ax.plot(fine, curve, color=colour, linewidth=1.2)
         points = [(row.model.kernel_us, row.measured_us / number) for row in drawn]
         ax.plot(*zip(*points, strict=True), marker, color=colour, fillstyle="none")
-        ax.annotate(label, points[0], offset, textcoords="offset points", color=colour)
+        ax.annotate(label, points[int(at * len(points))], offset, textcoords="offset points", color=colour)
     ax.axvline(launch_us, color=plots.GREY, linestyle="--", linewidth=1)
     ax.annotate(
         f"a launch: {_us(launch_us)}",
