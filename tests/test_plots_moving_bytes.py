@@ -248,18 +248,6 @@ def test_starving_sets_the_rule_beside_each_measured_step() -> None:
     ]
 
 
-def test_absorbed_says_where_the_count_came_to_its_limit() -> None:
-    rows = [{"bytes": 1024, "returned": [100, 100]}, {"bytes": 131072, "returned": [2, 3]}]
-    shown = draw.absorbed(_recording({"limit": 100, "rows": rows}))
-    assert shown.rows == (("1 KiB", "100 or more, 100 or more"), ("128 KiB", "2, 3"))
-
-
-def test_a_batch_that_no_worker_could_make_is_unavailable() -> None:
-    data = {"here": [80.0, 82.0, 90.0], "worker_spins": [150.0, 155.0], "worker_sleeps": None}
-    shown = draw.beside_a_wait(_recording(data))
-    assert [row[1] for row in shown.rows] == ["82 ms (80 to 90)", "152 ms (150 to 155)", "unavailable"]
-
-
 def test_trace_rows_give_a_rate_for_copies_and_none_for_kernels() -> None:
     copy = {"name": "Memcpy HtoD", "start_us": 0.0, "duration_us": 1000.0, "stream": 13, "bytes": 5 * 10**7}
     kernel = {"name": "gemm", "start_us": 5.0, "duration_us": 20.0, "stream": None, "bytes": None}

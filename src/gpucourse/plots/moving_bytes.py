@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from gpucourse.recording import Recording
 
 __all__ = [
-    "absorbed",
-    "beside_a_wait",
     "copy_sizes",
     "far_apart",
     "fit_line",
@@ -395,7 +392,7 @@ def copy_sizes(source: Recording) -> plots.Chart:
     curves = (
         ("pageable_there_us", "pageable, as called", plots.ORANGE, "o-", (0, 8), "right"),
         ("pinned_there_us", "pinned, as called", plots.GREEN, "o-", (0, -14), "left"),
-        ("device_us", "pinned, the device's part", plots.BLUE, "o", (0, 8), "left"),
+        ("device_us", "pinned, the device's part", plots.BLUE, "o", (0, -16), "left"),
     )
     for key, text, colour, style, offset, side in curves:
         values = [row[key] for row in rows]
@@ -413,6 +410,7 @@ def copy_sizes(source: Recording) -> plots.Chart:
         color=plots.INK,
         va="top",
     )
+    ax.set_ylim(bottom=min(row["device_us"] for row in rows) / 3)
     ax.set_xlabel("size of the copy")
     ax.set_ylabel("time, µs")
     return plots.Chart(
@@ -500,26 +498,6 @@ def held(source: Recording) -> plots.Chart:
         ),
         header=("Size", *(text for _, text, _, _ in _WAYS)),
         rows=[(_size(row["bytes"]), *(_us(row[key]) for key, _, _, _ in _WAYS)) for row in rows],
-        source=source,
-    )
-
-
-def absorbed(source: Recording) -> plots.Table:
-    """List how many pageable copies one after another return before one has to wait.
-
-    Parameters
-    ----------
-    source
-        The recording `absorbed_copies`.
-    """
-
-    def told(count: int) -> str:
-        return f"{count} or more" if count >= source["limit"] else str(count)
-
-    return plots.Table(
-        ("Size of each", "Returned before one was held, in each repeat"),
-        tuple((_size(row["bytes"]), ", ".join(map(told, row["returned"]))) for row in source["rows"]),
-        caption="Pageable copies with non_blocking=True behind pending work",
         source=source,
     )
 
@@ -791,7 +769,7 @@ def starving(source: Recording) -> plots.Chart:
     ax.plot(places, rule, "_", color=plots.ORANGE, markersize=30, markeredgewidth=2.5)
     ax.axhline(source["compute_ms"], color=plots.GREY, linestyle="--")
     ax.annotate(
-        f"the device's part, {source['compute_ms']:.1f} ms",
+        f"device: {source['compute_ms']:.1f} ms",
         (len(runs) - 0.5, source["compute_ms"]),
         (0, 5),
         textcoords="offset points",
@@ -830,33 +808,6 @@ def starving(source: Recording) -> plots.Chart:
             )
             for name, predicted, run in zip(names, rule, runs, strict=True)
         ],
-        source=source,
-    )
-
-
-def beside_a_wait(source: Recording) -> plots.Table:
-    """List what a batch costs its process, by what the training process does meanwhile.
-
-    Parameters
-    ----------
-    source
-        The recording `beside_a_wait`; a way that could not be run there is None.
-    """
-    labels = {
-        "here": "in the training process itself",
-        "worker_spins": "in a worker, while the training process waits for an event",
-        "worker_sleeps": "in a worker, while it waits for an event made with blocking=True",
-    }
-
-    def told(loads_ms: Sequence[float] | None) -> str:
-        if not loads_ms:
-            return "unavailable"
-        return f"{statistics.median(loads_ms):.0f} ms ({min(loads_ms):.0f} to {max(loads_ms):.0f})"
-
-    return plots.Table(
-        ("Where the batch is made", "Median, and range"),
-        tuple((text, told(source[key])) for key, text in labels.items()),
-        caption="One batch of 16,384 tokens",
         source=source,
     )
 
