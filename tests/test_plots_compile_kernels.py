@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpucourse import hardware, recording
+from gpucourse.checkpoints.compile_kernels import agreement
 from gpucourse.plots import compile_kernels as draw
+from gpucourse.training import night_config
+
+CHAPTER = (Path(__file__).parents[1] / "book" / "07_compile.md").read_text(encoding="utf-8")
 
 
 def timing(device_ms: float, elapsed_ms: float) -> dict[str, float]:
@@ -147,3 +154,52 @@ def test_every_chart_of_the_chapter_can_be_drawn() -> None:
         page = chart._repr_html_()
         assert page.count("<svg") == 1
         assert page.count('<th scope="row">') == len(chart.rows)
+
+
+# --- what the chapter says --------------------------------------------------------------------------------
+
+
+def test_the_chapters_typed_numbers_follow_from_its_shapes_and_the_datasheet() -> None:
+    bandwidth = hardware.device("H200").bandwidth_bytes_per_s
+    passed = 131_072 * 768 * 4
+    assert f"{2 * passed / 1e6:.0f} MB" == "805 MB"
+    assert f"{2 * passed / bandwidth * 1e6:.0f} µs" == "168 µs"
+    assert f"{12 * passed / bandwidth * 1e6:,.0f} µs" == "1,007 µs"  # 12 whole passes; vectors make it 1,008
+    tokens = 16 * night_config().context
+    logits = tokens * night_config().vocabulary
+    assert (f"{2 * logits / 1e9:.2f}", f"{4 * logits / 1e9:.1f}") == ("1.65", "3.3")
+    assert f"{12e9 / tokens:,.0f}" == "732,422"
+    for factor in ("*20000 ", "*3.344 ", "*0.20345 ", "16.78 / ", "16384000 / "):
+        assert factor in CHAPTER
+    assert pytest.approx(20_000) == 1e3 * 1980 / 99  # ms -> clock cycles for each of 99 additions
+    assert pytest.approx(3.344, rel=1e-3) == 1e3 / 299  # µs over 299 tensors -> ns for one
+    assert 12e9 / tokens / 3.6e6 == pytest.approx(0.20345, rel=1e-4)  # ms a step -> hours a night
+    assert 2 * passed / bandwidth * 1e5 == pytest.approx(16.78, rel=1e-3)  # least ms, times 100 for per cent
+
+
+def test_the_kernel_that_is_read_has_three_loads_one_store_and_two_sums() -> None:
+    source = recording.load("generated_code")["layer_norm"]
+    (kernel,) = re.findall(r"@triton\.jit\n(.*?)\n'''", source, re.DOTALL)
+    assert (kernel.count("tl.load("), kernel.count("tl.store("), kernel.count("tl.sum(")) == (3, 1, 2)
+    for name in ("r0_mask", "xmask", "XBLOCK", "r0_1 + 768*x0", "evict_last"):
+        assert name in kernel
+
+
+def test_the_rule_counts_what_was_launched_and_no_launch_lacks_its_record() -> None:
+    found = recording.load("launched_kernels")
+    assert agreement(found["drawn"]) == len(found["drawn"])
+    every = [*found["examples"].values(), *found["drawn"]]
+    assert [program["missing"] for program in every] == [0] * len(every)
+    assert [name.startswith("Memcpy") for name in found["examples"]["added_back"]["kernels"]].count(True) == 1
+
+
+def test_compiling_the_loss_too_is_faster_by_fewer_bytes_and_leaves_the_products_alone() -> None:
+    night = recording.load("compiled_night")["whole"]
+    steps = [night[label]["step_ms"] for label in ("with_loss", "model_only", "eager")]
+    assert steps == sorted(steps)
+
+    def launches(label: str, whose: str) -> int:
+        return sum(k["count"] for k in night[label]["kernels"] if draw.family(k) == whose)
+
+    for whose in ("products", "attention"):
+        assert len({launches(label, whose) for label in ("eager", "model_only", "with_loss")}) == 1
