@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity
 
-from gpucourse import kernels
+from gpucourse import chrome_trace, fusion, kernels
+from gpucourse.chrome_trace import parse_chrome_trace
 from gpucourse.environment import Environment, NoGPUError, cuda_available
 from gpucourse.kernels import (
     GAP_CAUSES,
@@ -22,7 +23,6 @@ from gpucourse.kernels import (
     Wait,
     count_launches,
     merge_intervals,
-    parse_chrome_trace,
     short_name,
     trace,
 )
@@ -136,7 +136,7 @@ def test_every_dtype_that_this_profiler_names_is_given_by_torchs_name(dtype):
     x = torch.zeros(2, 3, dtype=getattr(torch, dtype))
     events, _ = on_cpu(x.clone)
     (call,) = [event for event in events if event["name"] == "aten::clone"]
-    assert kernels._arguments(call, {}) == (((2, 3),), (dtype,))
+    assert chrome_trace._arguments(call, {}) == (((2, 3),), (dtype,))
 
 
 def test_numbers_and_tensors_without_a_dimension_are_left_out_for_they_look_alike():
@@ -167,7 +167,7 @@ def test_a_list_too_long_for_the_exported_file_is_read_whole():
     events, lists = on_cpu(lambda: torch._foreach_add_(weights, 1.0))
     (step,) = [event for event in events if event["name"] == "aten::_foreach_add_"]
     assert step["args"]["Input Dims"][0] == [], "else this test is of no use any more"
-    assert kernels._arguments(step, lists) == (((3, 4),) * 40, ("float32",) * 40)
+    assert chrome_trace._arguments(step, lists) == (((3, 4),) * 40, ("float32",) * 40)
 
 
 def test_kernels_of_one_call_share_its_number_and_none_is_given_outside_an_operation():
@@ -385,13 +385,13 @@ def test_the_profilers_event_tree_gives_the_dtypes_in_lists():
     weight.grad = torch.ones_like(weight)
     optimizer = torch.optim.AdamW([weight], fused=True)
     events, lists = on_cpu(lambda: (optimizer.step(), torch.cat([X, X.double()])))
-    by_name = {event["name"]: kernels._arguments(event, lists) for event in events if "args" in event}
+    by_name = {event["name"]: chrome_trace._arguments(event, lists) for event in events if "args" in event}
     assert by_name["aten::_fused_adamw_"] == (((3, 4),) * 4, ("float32",) * 4)
     assert by_name["aten::cat"] == (((6, 8), (6, 8)), ("float32", "float64"))
 
 
 def test_an_event_tree_of_another_torch_leaves_dtypes_unknown():
-    assert kernels._tensor_lists(object()) == {}
+    assert chrome_trace.tensor_lists(object()) == {}
 
 
 # --- plain data ------------------------------------------------------------------------------------------
@@ -651,14 +651,14 @@ def test_the_list_of_element_wise_operations_agrees_with_torchs_tags():
             for overload in packet.overloads()
         )
 
-    assert {name for name in kernels._ELEMENT_WISE if not tagged(name)} == untagged
-    assert not {name for name in kernels._REDUCTIONS if kernels._pointwise(f"aten::{name}")} - {"max", "min"}
+    assert {name for name in fusion._ELEMENT_WISE if not tagged(name)} == untagged
+    assert not {name for name in fusion._REDUCTIONS if fusion._pointwise(f"aten::{name}")} - {"max", "min"}
 
 
 def test_fusion_is_judged_without_torch_too():
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from gpucourse.kernels import _pointwise\n"
+        "from gpucourse.fusion import _pointwise\n"
         "print(_pointwise('aten::mul_'), _pointwise('aten::mm'), _pointwise('mylib::mul'))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -837,3 +837,20 @@ def test_counting_without_torch_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ModuleNotFoundError, match=r"count_launches counts torch's operations.*Install torch"):
         count_launches(print)
+
+
+def test_counting_leaves_a_compiled_function_compiled():
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x * 2 + 1, backend=backend)
+    compiled(torch.ones(3))
+    assert count_launches(compiled, torch.ones(3)).count == 2
+    compiled(torch.ones(3))
+    compiled(torch.ones(5, 7))  # another shape is compiled anew, which a function left eager would not be
+    assert len(graphs) == 2
+    torch._dynamo.reset()

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from gpucourse.trace_facts import ITEM_BYTES, torch_name
 from gpucourse.work import (
     Work,
     attention_work,
@@ -86,15 +87,6 @@ class _NoCountError(Exception):
 
 
 # Names as torch writes them and as the profiler does.
-_ITEMSIZES = {
-    **dict.fromkeys(("float64", "double", "int64", "long int", "long", "complex64"), 8),
-    **dict.fromkeys(("float32", "float", "int32", "int", "uint32", "unsigned int"), 4),
-    **dict.fromkeys(
-        ("bfloat16", "c10::BFloat16", "float16", "half", "c10::Half", "int16", "short int", "short"), 2
-    ),
-    **dict.fromkeys(("bool", "uint8", "unsigned char", "int8", "signed char", "float8_e4m3fn"), 1),
-    **dict.fromkeys(("float8_e5m2", "c10::Float8_e4m3fn", "c10::Float8_e5m2"), 1),
-}
 
 
 def work_of_call(
@@ -179,7 +171,7 @@ def _tensors(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> list[_Te
         )
     found = []
     for shape, dtype in zip(shapes, dtypes, strict=True):
-        itemsize = _ITEMSIZES.get(str(dtype).removeprefix("torch."))
+        itemsize = ITEM_BYTES.get(torch_name(str(dtype).removeprefix("torch.")))
         if itemsize is None:
             raise _NoCountError(f"the type {dtype!r} of an argument has no known size")
         found.append(_Tensor(tuple(int(size) for size in shape), itemsize))

@@ -14,7 +14,16 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-__all__ = ["Look", "OtherStream", "Watch", "capturing", "end_failed_capture", "look_at_streams"]
+__all__ = [
+    "Look",
+    "OtherStream",
+    "Watch",
+    "capturing",
+    "compiler_aside",
+    "end_failed_capture",
+    "launches",
+    "look_at_streams",
+]
 
 SPIN_CYCLES_PER_MS = 2_000_000  # clock cycles; at a lower clock the spin only lasts longer
 VIEWS = {"_unsafe_view", "lift_fresh"}  # views that their schema does not call so
@@ -105,6 +114,22 @@ def launches(func: Any) -> bool:
     return not view and name not in ALLOCATIONS and func.namespace != "profiler"
 
 
+@contextlib.contextmanager
+def compiler_aside() -> Iterator[None]:
+    """Let compiled functions run eagerly in a block that dispatches through a mode.
+
+    A compiled function that is called under a ``TorchDispatchMode`` runs eagerly ever after (seen with torch 2.11 and
+    2.13), unless the compiler stands aside meanwhile. Where the compiler was never loaded, this does not load it.
+    """
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    import torch
+
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 def _cuda_device(*trees: Any) -> Any | None:
     """Give the first CUDA device among the tensors, and the devices asked for, of nested arguments."""
     from torch.utils._pytree import tree_leaves
@@ -178,14 +203,9 @@ class Watch:
             if stream is not None:
                 watch._use(stream).entered = True
 
-        # A compiled function that is called under such a mode runs eagerly ever after (seen with torch 2.11 and
-        # 2.13), unless the compiler stands aside meanwhile.
-        compiler = contextlib.nullcontext()
-        if "torch._dynamo" in sys.modules:
-            compiler = torch.compiler.set_stance("force_eager")
         torch.cuda.set_stream = noted
         try:
-            with compiler, Mode():  # type: ignore[no-untyped-call]
+            with compiler_aside(), Mode():  # type: ignore[no-untyped-call]
                 yield self
         finally:
             torch.cuda.set_stream = set_stream
