@@ -118,6 +118,32 @@ def test_a_change_in_the_code_makes_it_stale(gpu, monkeypatch, no_gpu, old, new)
         notebook(CELL.replace(old, new))["measured"]()
 
 
+LISTED = """
+def double(x):
+    return 2 * x
+
+CALLS = [("double", double)]
+
+@recorded
+def measured():
+    return {"value_ms": CALLS[0][1](1.0)}
+"""
+
+
+def test_functions_in_a_constant_count_by_their_code_and_not_by_their_address(gpu, monkeypatch, no_gpu):
+    record(monkeypatch, LISTED)
+    no_gpu()
+    assert notebook(LISTED)["measured"]()["value_ms"] == 2.0  # defined anew: other addresses
+    with pytest.raises(StaleRecordingError):
+        notebook(LISTED.replace("2 * x", "3 * x"))["measured"]()
+
+
+def test_an_object_whose_text_is_an_address_is_refused_in_a_constant():
+    cell = "THINGS = [object()]\n@recorded\ndef measured():\n    return {'n': len(THINGS)}\n"
+    with pytest.raises(TypeError, match="constant THINGS holds .* whose text is an address"):
+        fingerprint(notebook(cell)["measured"].function)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -231,6 +231,27 @@ def _global_words(code: types.CodeType) -> set[str]:
     return loaded.union(*(_global_words(item) for item in inner))
 
 
+def _functions_in(thing: Any) -> list[types.FunctionType]:
+    """Give the functions that stand in a constant, however deep in lists and tuples."""
+    if isinstance(thing, tuple | list):
+        return [part for item in thing for part in _functions_in(item)]
+    return [thing] if isinstance(thing, types.FunctionType) else []
+
+
+def _constant(thing: Any, name: str) -> str:
+    """Write a constant as text that is the same in every process: a function by its name, its code apart."""
+    if _functions_in(thing) and not isinstance(thing, types.FunctionType):
+        inside = ", ".join(_constant(item, name) for item in thing)
+        return f"({inside})" if isinstance(thing, tuple) else f"[{inside}]"
+    text = thing.__qualname__ if isinstance(thing, types.FunctionType) else repr(thing)
+    if not isinstance(thing, str) and re.search(r" at 0x[0-9a-f]+>", text):
+        raise TypeError(
+            f"the constant {name} holds {text[:80]}, whose text is an address: it differs in each process, so a "
+            "recording could never agree with it. Make the object inside the function that measures."
+        )
+    return text
+
+
 def fingerprint(function: Callable[..., Any]) -> dict[str, Any]:
     """Say which code a recording comes from.
 
@@ -276,7 +297,9 @@ def fingerprint(function: Callable[..., Any]) -> dict[str, Any]:
             elif inspect.isclass(thing) and thing.__module__ == function.__module__:
                 waiting.extend(part for part in _parts_of(thing) if part.__globals__ is scope)
             elif isinstance(thing, str | int | float | tuple | list):
-                constants[word] = repr(thing)
+                inside = _functions_in(thing)
+                waiting.extend(part for part in inside if part.__globals__ is scope)
+                constants[word] = _constant(thing, word)
     words = {word for piece in pieces.values() for word in piece}
     methods = {}
     for instrument in INSTRUMENTS:
