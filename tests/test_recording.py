@@ -140,7 +140,7 @@ def test_functions_in_a_constant_count_by_their_code_and_not_by_their_address(gp
 
 def test_an_object_whose_text_is_an_address_is_refused_in_a_constant():
     cell = "THINGS = [object()]\n@recorded\ndef measured():\n    return {'n': len(THINGS)}\n"
-    with pytest.raises(TypeError, match="constant THINGS holds .* whose text is an address"):
+    with pytest.raises(TypeError, match=r"constant THINGS holds .* whose text is an address"):
         fingerprint(notebook(cell)["measured"].function)
 
 
