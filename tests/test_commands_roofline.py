@@ -109,14 +109,45 @@ def test_a_picture_is_drawn_where_it_is_asked_for(gpu, tmp_path, capsys, ending)
     assert path.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending])
 
 
-@pytest.mark.parametrize("name", ["nowhere/roof.png", "roof.xyz"])
-def test_a_picture_that_cannot_be_written_costs_no_number(gpu, tmp_path, capsys, name) -> None:
-    assert cli.main(["roofline", "--dtype", "bf16", "--plot", str(tmp_path / name)]) == 1
+@pytest.mark.parametrize("name", ["nowhere/roof.png", "roof.xyz", "roof", "."])
+def test_a_picture_that_cannot_be_is_refused_before_anything_is_measured(
+    gpu, tmp_path, monkeypatch, capsys, name
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["roofline", "--dtype", "bf16", "--plot", name])
+    assert stopped.value.code == 2
+    assert "argument --plot: " in capsys.readouterr().err
+    assert gpu == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_that_fails_when_it_is_written_costs_no_number(gpu, tmp_path, capsys) -> None:
+    path = tmp_path / "roof.png"
+    path.symlink_to("/dev/full")
+    assert cli.main(["roofline", "--dtype", "bf16", "--plot", str(path)]) == 1
     said = capsys.readouterr()
     assert "burst 800.0 TFLOP/s" in said.out
-    assert f"could not draw into {tmp_path / name}" in said.err
+    assert f"could not draw into {path}" in said.err
     assert "the numbers above are whole" in said.err
-    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_precision_named_twice_is_measured_once(gpu, capsys) -> None:
+    assert cli.main(["roofline", "--dtype", "bf16", "bf16"]) == 0
+    assert gpu == [("bf16", 0.0)]
+
+
+def test_an_error_of_the_drivers_is_told_and_the_other_precisions_go_on(gpu, monkeypatch, capsys) -> None:
+    def measure(dtype: str, *, sustained_s: float) -> MeasuredRoofline:
+        if dtype == "tf32":
+            raise RuntimeError("CUDA out of memory. Tried to allocate\nand more")
+        return measured(dtype)
+
+    monkeypatch.setattr(command, "measure_roofline", measure)
+    assert cli.main(["roofline"]) == 1
+    said = capsys.readouterr()
+    assert said.err == "gpucourse roofline: tf32: CUDA out of memory. Tried to allocate\n"
+    assert said.out.count("NVIDIA Test, ") >= 3
 
 
 def test_a_precision_that_the_gpu_lacks_is_named_and_fails_only_where_it_was_asked_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 
 import pytest
@@ -197,13 +198,80 @@ def test_the_samples_are_drawn_where_it_is_asked_for(gpu, tmp_path, capsys, endi
     assert strip.get_ylabel() == "device time of one call, µs"
 
 
-@pytest.mark.parametrize("name", ["nowhere/samples.png", "samples.xyz"])
-def test_a_picture_that_cannot_be_written_costs_no_number(gpu, tmp_path, capsys, name):
-    assert cli.main(["time", "x.sum()", *X, "--plot", str(tmp_path / name)]) == 1
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere/samples.png", "there is no folder"),
+        ("samples.xyz", "ends in no kind of image: "),
+        ("samples", "ends in no kind of image: "),
+        (".", "names no file"),
+        ("", "names no file"),
+    ],
+)
+def test_a_picture_that_cannot_be_is_refused_before_anything_is_measured(
+    gpu, tmp_path, monkeypatch, capsys, name, said
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["time", "x.sum()", *X, "--plot", name])
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
+    assert gpu[1] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_that_fails_when_it_is_written_costs_no_number(gpu, tmp_path, capsys):
+    path = tmp_path / "samples.png"
+    path.symlink_to("/dev/full")
+    assert cli.main(["time", "x.sum()", *X, "--plot", str(path)]) == 1
     said = capsys.readouterr()
     assert said.out.startswith("device time")
-    assert f"could not draw into {tmp_path / name}" in said.err
-    assert list(tmp_path.iterdir()) == []
+    assert f"could not draw into {path}: No space left on device; the numbers above are whole" in said.err
+
+
+def test_what_the_code_prints_leaves_the_json_alone(capsys):
+    assert cli.main(["time", "print('noise')", "--setup", "print('before')", *HOST, "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["snippet"] == "print('noise')"
+    assert said.err.startswith("before\nnoise\n")
+
+
+def test_each_call_begins_with_the_names_as_setup_left_them(capsys):
+    # Names that live on from call to call would double the tensor until no memory holds it.
+    setup = "import torch\nx = torch.ones(2)\ntorch.sizes = set()"
+    try:
+        code = "torch.sizes.add(x.numel()); x = torch.cat([x, x]); y = [x.numel() for _ in range(2)]"
+        assert cli.main(["time", code, "--setup", setup, *HOST]) == 0
+        assert torch.sizes == {2}
+    finally:
+        del torch.sizes
+    assert "(2,) float32" in capsys.readouterr().out
+
+
+def test_a_snippet_that_defines_a_function_keeps_no_tensor_of_an_earlier_call(capsys):
+    setup = "import gc, torch, weakref\ngc.disable()\ntorch.left = weakref.WeakSet()"
+    try:
+        code = "def f(): return torch.ones(3)\ny = f()\ntorch.left.add(y)"
+        assert cli.main(["time", code, "--setup", setup, *HOST]) == 0
+        assert len(torch.left) == 0
+    finally:
+        gc.enable()
+        del torch.left
+
+
+def test_nothing_to_time_is_told_even_where_there_is_text(gpu, capsys):
+    assert cli.main(["time", "# x.sum()"]) == 2
+    assert "the snippet is empty" in capsys.readouterr().err
+
+
+def test_an_error_of_the_compilers_later_stages_shows_its_line(gpu, capsys):
+    assert cli.main(["time", "x = 1\nreturn x"]) == 2
+    assert "line 2: 'return' outside function\n  return x\n  ^" in capsys.readouterr().err
+
+
+def test_what_is_nested_too_deeply_is_told_in_words(gpu, capsys):
+    assert cli.main(["time", "~" * 100_000 + "1"]) == 2
+    assert "nested too deeply" in capsys.readouterr().err
 
 
 def test_stragglers_are_counted_and_do_not_squeeze_the_rest():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
+import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,8 +106,35 @@ def _record(options: argparse.Namespace) -> int:
     return 0
 
 
+def _run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
+    """Run the command that was asked for, with all that it printed on its way before the status is given."""
+    try:
+        options = parser.parse_args(arguments)
+        return int(options.run(options))
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what cannot be written shows here, not when Python has ended
+
+
+def _write_no_more() -> None:
+    """Let what is still in the buffer go nowhere: Python would try again when it ends, and complain."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status (0 done, 1 failed, 2 asked for wrongly)."""
+    """Run the command line.
+
+    Returns
+    -------
+    int
+        The exit status: 0 done, 1 failed, 2 asked for wrongly, 130 interrupted from the keyboard, 141 the reader of
+        the output left before its end (as the shell says it of a program that a closed pipe ends).
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # an encoding without µ costs the letter, no result
     parser = argparse.ArgumentParser(prog="gpucourse", description=__doc__)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -123,8 +153,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record.set_defaults(run=_record)
     roofline_command.add(commands)
     time_command.add(commands)
-    options = parser.parse_args(arguments)
-    return int(options.run(options))
+    try:
+        return _run(parser, arguments)
+    except KeyboardInterrupt:
+        print("gpucourse: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        _write_no_more()
+        return 141
+    except OSError as error:
+        if error.filename is not None:  # a file of the command's own, not the output
+            raise
+        _write_no_more()
+        print(f"gpucourse: the output could not be written: {error.strerror or error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpucourse.commands.picture import picture, save
 from gpucourse.environment import NoGPUError, require_cuda
 from gpucourse.measured_roof import PRECISIONS, MeasuredRoofline, measure_roofline
 
@@ -48,7 +49,7 @@ def add(commands: Any) -> None:
         help="seconds of long load after the bursts, a precision (default 0; 30 warms up a large card)",
     )
     parser.add_argument("--json", action="store_true", help="write JSON, with every sample")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the roofs into an image file")
+    parser.add_argument("--plot", type=picture, metavar="FILE", help="draw the roofs into an image file")
     parser.set_defaults(run=run)
 
 
@@ -77,13 +78,18 @@ def run(options: argparse.Namespace) -> int:
         return 1
     found: list[MeasuredRoofline] = []
     failed = False
-    for dtype in options.dtype or USUAL:
+    for dtype in dict.fromkeys(options.dtype or USUAL):
         try:
             measured = measure_roofline(dtype, sustained_s=options.sustained)
         except ValueError as error:  # not built into this GPU, or nothing fits in its memory
             # Of the usual precisions a card may lack some; one that was asked for by name is missed.
             failed = failed or options.dtype is not None
             print(f"gpucourse roofline: {dtype}: {error}", file=sys.stderr)
+            continue
+        except RuntimeError as error:  # the driver's: somebody else has taken the memory, say
+            failed = True
+            said = str(error).partition("\n")[0] or type(error).__name__
+            print(f"gpucourse roofline: {dtype}: {said}", file=sys.stderr)
             continue
         found.append(measured)
         if not options.json:
@@ -93,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     if not found:
         return 1
     if options.plot is not None:
-        failed = not _save(found, options.plot) or failed
+        failed = not save("roofline", functools.partial(draw, found), options.plot) or failed
     return 1 if failed else 0
 
 
@@ -106,20 +112,6 @@ def _text(measured: MeasuredRoofline) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join([str(measured), *(f"  {line.rstrip()}" for line in table), ""])
-
-
-def _save(found: Sequence[MeasuredRoofline], path: Path) -> bool:
-    try:
-        draw(found).savefig(path, facecolor="white", dpi=150)
-    except (OSError, ValueError) as error:  # ValueError: an ending that names no kind of image
-        said = error.strerror if isinstance(error, OSError) and error.strerror else error
-        print(
-            f"gpucourse roofline: could not draw into {path}: {said}; the numbers above are whole. Give a file "
-            "that can be written, such as --plot roofline.png",
-            file=sys.stderr,
-        )
-        return False
-    return True
 
 
 def draw(found: Sequence[MeasuredRoofline]) -> Figure:

@@ -15,15 +15,18 @@ The JSON is one object, ``"schema": "gpucourse.time/1"``:
 from __future__ import annotations
 
 import argparse
+import ast
+import contextlib
+import functools
 import json
 import math
 import sys
 import traceback
 import types
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpucourse.commands.picture import picture, save
 from gpucourse.cuda_events import Timing, time_cuda
 from gpucourse.environment import NoGPUError, require_cuda
 from gpucourse.units import format_time_ms
@@ -48,9 +51,14 @@ def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "time",
         help="time a snippet of torch on the device's clock",
-        epilog='example: gpucourse time "x @ x" --setup "x = torch.randn(2048, 2048, device=\'cuda\')"',
+        epilog='example: gpucourse time "x @ x" --setup "x = torch.randn(2048, 2048, device=\'cuda\')". A snippet '
+        'that begins with a dash comes last, after two: gpucourse time --setup "x = torch.ones(3)" -- "-x"',
     )
-    parser.add_argument("snippet", help="statements to time; torch is imported")
+    parser.add_argument(
+        "snippet",
+        help="statements to time; torch is imported, each call begins with the names as --setup left them, and "
+        "what it prints goes to standard error",
+    )
     parser.add_argument(
         "--setup", default="", metavar="CODE", help="statements that run once before, outside the time"
     )
@@ -71,7 +79,7 @@ def add(commands: Any) -> None:
         help="stop sampling after so many seconds (default: 0.5)",
     )
     parser.add_argument("--json", action="store_true", help="write JSON, with every sample")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the samples into an image file")
+    parser.add_argument("--plot", type=picture, metavar="FILE", help="draw the samples into an image file")
     parser.set_defaults(run=run)
 
 
@@ -98,9 +106,11 @@ def run(options: argparse.Namespace) -> int:
         try:
             codes.append(compile(text, name, "exec"))
         except (SyntaxError, ValueError) as error:  # ValueError: null bytes
-            return _fail(_syntax(name, error), 2)
+            return _fail(_syntax(name, text, error), 2)
+        except (RecursionError, MemoryError):
+            return _fail(f"{name} is nested too deeply for Python to compile it", 2)
     snippet, setup = codes
-    if not options.snippet.strip():
+    if not ast.parse(options.snippet).body:
         return _fail('the snippet is empty: give statements to time, such as "x @ x"', 2)
     try:
         if options.device == "cuda":
@@ -115,8 +125,9 @@ def run(options: argparse.Namespace) -> int:
     else:
         print("\n".join(_lines(timing)))
     if options.plot is not None:
-        sys.stdout.flush()
-        return 0 if _save(timing, options) else 1
+        if sys.stdout is not None:  # as where the shell has closed it
+            sys.stdout.flush()
+        return 0 if save("time", functools.partial(draw, timing, options.snippet), options.plot) else 1
     return 0
 
 
@@ -125,11 +136,13 @@ def _fail(message: str, status: int) -> int:
     return status
 
 
-def _syntax(name: str, error: SyntaxError | ValueError) -> str:
+def _syntax(name: str, text: str, error: SyntaxError | ValueError) -> str:
     """Name the line that does not compile, with a mark under the place."""
     if not isinstance(error, SyntaxError) or error.lineno is None:
         return f"{name} is not Python: {error}"
-    line = (error.text or "").rstrip("\n")
+    lines = text.splitlines()  # the compiler's later stages leave the line out of the error
+    given = lines[error.lineno - 1] if error.lineno <= len(lines) else ""
+    line = (error.text or given).rstrip("\n")
     mark = f"\n  {' ' * max(0, (error.offset or 1) - 1)}^" if line else ""
     return f"{name} is not Python: line {error.lineno}: {error.msg}\n  {line}{mark}"
 
@@ -156,16 +169,21 @@ def _timed(snippet: types.CodeType, setup: types.CodeType, options: argparse.Nam
     import torch
 
     names: dict[str, Any] = {"torch": torch, "__name__": "__main__"}
-    exec(setup, names)
+    with contextlib.redirect_stdout(sys.stderr):  # standard output is the result's alone
+        exec(setup, names)
     given = [
         names[name] for name in dict.fromkeys(_names(snippet)) if isinstance(names.get(name), torch.Tensor)
     ]
 
     def call(*_tensors: Any) -> None:
-        exec(snippet, names)
+        # Its own names each time: with "x = torch.cat([x, x])" the thousandth call would not fit into any memory.
+        fresh = dict(names)
+        exec(snippet, fresh)
+        fresh.clear()  # a function that the snippet defines refers back to them, and so would keep its tensors
 
     # The tensors go in as arguments, so that the result names them and their values are put back.
-    return time_cuda(call, *given, device=options.device, l2=options.l2, max_seconds=options.max_seconds)
+    with contextlib.redirect_stdout(sys.stderr):
+        return time_cuda(call, *given, device=options.device, l2=options.l2, max_seconds=options.max_seconds)
 
 
 def _lines(timing: Timing) -> list[str]:
@@ -220,20 +238,6 @@ def _as_dict(timing: Timing, options: argparse.Namespace) -> dict[str, Any]:
         "noisy": timing.noisy,
         "environment": timing.environment.as_dict(),
     }
-
-
-def _save(timing: Timing, options: argparse.Namespace) -> bool:
-    try:
-        draw(timing, options.snippet).savefig(options.plot, facecolor="white", dpi=150)
-    except (OSError, ValueError, ImportError) as error:  # ValueError: an ending that names no kind of image
-        said = error.strerror if isinstance(error, OSError) and error.strerror else error
-        print(
-            f"gpucourse time: could not draw into {options.plot}: {said}; the numbers above are whole. Give a file "
-            "that can be written, such as --plot samples.png",
-            file=sys.stderr,
-        )
-        return False
-    return True
 
 
 def draw(timing: Timing, title: str = "") -> Figure:
