@@ -622,7 +622,7 @@ def rows_sweep(
                 f"{p['launches']}",
                 f"{p['busy_us']:,.1f}",
                 f"{p['elapsed_us']:,.1f}",
-                f"{min(100.0, 100 * p['busy_us'] / p['elapsed_us']):.0f}",
+                f"{100 * p['busy_us'] / p['elapsed_us']:.0f}",
                 f"{p['traced_span_us']:,.1f}",
             )
             for p in sweep
