@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import types
 import warnings
+from collections import deque
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +74,8 @@ class FakeCuda:
         self.recorded: list[float] = []
         self.repaired = 0
         self.allocated, self.free = 0, 10**9
+        self.depth: int | None = None  # how many launches the queue holds; None: any number
+        self.pending: deque[Any] = deque()
         monkeypatch.setattr(cuda_events, "require_cuda", lambda _what: None)
         monkeypatch.setattr(cuda_events, "time", types.SimpleNamespace(perf_counter=self.sim.perf_counter))
         monkeypatch.setattr(cuda_events, "_flush_of_l2", lambda: lambda: self.work(30.0))
@@ -111,7 +115,19 @@ class FakeCuda:
             self.recorded.append(us)
             self.current.loose = self.current is not self.capture_stream
         else:
+            self.make_room()
             self.sim.launch(Kernel(duration_us=us), self.current.queue)
+
+    def make_room(self) -> None:
+        """Hold the host while the queue is full, as the driver does."""
+        if self.depth is None:
+            return
+        while self.pending and self.pending[0].query():
+            self.pending.popleft()
+        if len(self.pending) >= self.depth:
+            self.pending.popleft().synchronize()
+        self.pending.append(self.sim.Event())
+        self.pending[-1].record(self.current.queue)
 
     def synchronize(self) -> None:
         if self.capture_stream is not None:

@@ -232,6 +232,43 @@ def test_a_call_that_waits_inside_is_timed_by_plain_pairs_and_says_so(fake, l2, 
     assert us(found) > 50
 
 
+@pytest.mark.parametrize(
+    ("kernels", "kernel_us", "refuses", "l2", "method"),
+    [
+        (100, 3.0, False, "warm", "6 calls queued"),  # 13 would fill the queue
+        (400, 3.0, False, "warm", "1 call queued"),  # as five of them in the pilot would
+        (
+            100,
+            0.5,
+            True,
+            "warm",
+            "6 and 3 calls queued behind a spinning kernel, their difference",
+        ),  # 12 and 6
+        (400, 3.0, True, "cold", "one event pair a call behind a spinning kernel"),
+    ],
+)
+def test_no_more_is_queued_than_the_queue_holds(fake, kernels, kernel_us, refuses, l2, method):
+    fake.depth = 1000
+
+    def call():
+        if refuses and fake.current.capturing:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        for _ in range(kernels):
+            fake.work(kernel_us)
+
+    found = time_cuda(call, l2=l2)
+    assert found.method.startswith(method)
+    assert us(found) == pytest.approx(kernel_us * kernels, abs=1.5)
+    assert found.launch_bound, "a full queue sets the host's pace, and its gaps would count as device time"
+
+
+def test_a_call_that_alone_fills_the_queue_says_that_its_gaps_are_counted(fake):
+    fake.depth = 1000
+    found = time_cuda(lambda: [fake.work(3.0) for _ in range(1500)])
+    assert "launches more than the queue holds" in found.method
+    assert us(found) == pytest.approx(found.elapsed_ms * 1e3)
+
+
 @pytest.mark.parametrize("moment", [0, 5, 40])
 def test_what_the_call_raises_is_passed_on_and_the_device_left_at_rest(fake, moment):
     calls = 0
