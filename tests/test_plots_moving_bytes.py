@@ -89,11 +89,12 @@ def test_a_strided_read_pays_one_piece_a_float_and_no_more() -> None:
     assert times == [2.0, 3.0, 9.0, 9.0, 9.0]
 
 
-def test_far_apart_sets_both_predictions_beside_the_measurement() -> None:
+def test_far_apart_sets_three_predictions_beside_the_measurement() -> None:
     rows = [{"stride": stride, "us": 40.0 * stride} for stride in (1, 8, 32)]
     chart = draw.far_apart(_recording({"floats": 10**6, "rows": rows}), _road())
-    assert chart.rows[0] == ("1 floats", *(f"{us}{SPACE}µs" for us in ("40.0", "2.00", "2.00")))
-    assert chart.rows[2][2:] == (f"9.00{SPACE}µs", f"17.0{SPACE}µs")
+    assert chart.header[2:] == ("Pieces of 32 bytes", "Pieces of 64 bytes", "Pieces of 128 bytes")
+    assert chart.rows[0] == ("1 floats", *(f"{us}{SPACE}µs" for us in ("40.0", "2.00", "2.00", "2.00")))
+    assert chart.rows[2][2:] == (f"9.00{SPACE}µs", f"17.0{SPACE}µs", f"33.0{SPACE}µs")
 
 
 # --- the link

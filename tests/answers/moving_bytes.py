@@ -119,6 +119,24 @@ def _event_covers_until_the_wait(program: Program) -> list[tuple[int, int]]:
     return [(i, j) for j in range(len(program)) for i in range(j) if _race(program, over, i, j)]
 
 
+def _all_records_count(program: Program) -> list[tuple[int, int]]:
+    """Add up what each record of an event covered, where the last one alone counts."""
+    known: dict[str, set[int]] = {}
+    recorded: dict[str, set[int]] = {}
+    over: list[set[int]] = []
+    for k, op in enumerate(program):
+        before = known.get(op["at"], set()) | known.get("host", set())
+        if op["do"] == "wait":
+            before = before | recorded.get(op["event"], set())
+        if op["do"] == "synchronize":
+            before = before.union(*known.values()) if known else before
+        over.append(before)
+        known[op["at"]] = before | {k}
+        if op["do"] == "record":
+            recorded[op["event"]] = recorded.get(op["event"], set()) | before | {k}
+    return [(i, j) for j in range(len(program)) for i in range(j) if _race(program, over, i, j)]
+
+
 def _host_reads_at_once(program: Program) -> list[tuple[int, int]]:
     return [(i, j) for i, j in _vector_clocks(program) if program[j]["at"] != "host"]
 
@@ -136,6 +154,7 @@ RACE_FINDER = Answers(
         "write after read forgotten": (_without_write_after_read, "still be reading"),
         "read after write only": (_read_after_write_only, "and a write after a write, are races"),
         "event covers until the wait": (_event_covers_until_the_wait, "before the record"),
+        "every record counts": (_all_records_count, "an earlier one covered"),
         "host reads at once": (_host_reads_at_once, "has been issued, not finished"),
         "reads race": (_reads_race_too, "only read"),
         "nothing races": (lambda program: [], "pair is missing"),
@@ -185,6 +204,8 @@ PIPELINE = Answers(
         "last compute forgotten": (lambda c, w, b: _recurrence(c, [*w[:-1], 0.0], b), "copies_ms"),
         "buffers without end": (lambda c, w, b: _recurrence(c, w, len(c)), "copies_ms"),
         "always two buffers": (lambda c, w, b: _recurrence(c, w, 2), "buffer"),
+        "three are enough for all": (lambda c, w, b: _recurrence(c, w, min(b, 3)), "buffer fewer"),
+        "no end from the third": (lambda c, w, b: _recurrence(c, w, b if b < 3 else len(c)), "buffer"),
         "own copy beside own compute": (lambda c, w, b: sum(map(max, c, w)), "copies_ms"),
         "averages": (
             lambda c, w, b: c[0] + len(c) * max(statistics.fmean(c), statistics.fmean(w)),

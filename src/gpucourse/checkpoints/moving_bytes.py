@@ -77,6 +77,8 @@ def _covered(program: Program, j: int, slip: str) -> list[int]:
     recorded = _before(program, j, records)
     if slip == "first record":
         recorded = [k for k in range(j) if records(program[k])][:1]
+    if slip == "all records":
+        recorded = [k for k in range(j) if records(program[k])]
     if slip == "up to the wait" and recorded:  # the event stands for all that its stream was given by now
         stream = program[recorded[0]]["at"]
         return _before(program, j, lambda other: other["at"] == stream)
@@ -127,6 +129,7 @@ _RACE_SLIPS = {
     "host never early": "a copy above a host operation has been issued, not finished: the host may be too early",
     "up to the wait": "an event covers what its stream was given before the record, not before the wait",
     "first record": "a wait means the last record of its event above the wait; here it is recorded twice",
+    "all records": "a wait means the last record of its event alone: what an earlier one covered is not waited for",
     "write after read": "a write into what an earlier operation may still be reading is a race too",
     "write after write": "two writes into one buffer are a race too: who comes last?",
     "read after write only": "a write after a read, and a write after a write, are races too",
@@ -197,6 +200,14 @@ def _motifs(rng: np.random.Generator) -> list[Program]:
         _work(side, [a, b], [c]),
         _work(third, [a], [b]),
     ]
+    moved = [
+        _work(main, [], [a]),
+        _record(main, e),
+        _work(side, [], [b]),
+        _record(side, e),  # from here on the event says nothing of the first stream
+        _wait(third, e),
+        _work(third, [a, b], [c]),
+    ]
     all_wait = [
         _work(main, [a], [b]),
         _work(side, [a], [c]),
@@ -206,7 +217,7 @@ def _motifs(rng: np.random.Generator) -> list[Program]:
         _work(third, [], [d]),
         _work(side, [], [d]),
     ]
-    return [early_read, no_cover, two_deep, mended, chain, late, twice, all_wait]
+    return [early_read, no_cover, two_deep, mended, chain, late, twice, moved, all_wait]
 
 
 def _random_program(rng: np.random.Generator) -> Program:
@@ -317,17 +328,28 @@ def _freed_by_copy_ms(copies_ms: Sequence[float], computes_ms: Sequence[float], 
     return end
 
 
+def _uneven_times(rng: np.random.Generator, count: int, buffers: int) -> tuple[list[float], list[float]]:
+    """Draw times of which the slower side changes, so that no one formula serves, nor another number of buffers."""
+    early = np.arange(count) < count / 2
+    while True:
+        # Slow computations first let the copies run ahead as far as there are buffers; slow copies then use it up.
+        copies = [round(float(t), 2) for t in rng.uniform(0.5, np.where(early, 3, 7))]
+        computes = [round(float(t), 2) for t in rng.uniform(0.5, np.where(early, 7, 3))]
+        totals = [_pipeline_ms(copies, computes, max(1, b)) for b in (buffers - 1, buffers, buffers + 1)]
+        if count <= buffers + 1 or (
+            (totals[0] > 1.01 * totals[1] or buffers == 1) and totals[1] > 1.01 * totals[2]
+        ):
+            return copies, computes
+
+
 @checkpoint("moving_bytes.pipeline")
 def pipeline(answer: Any, rng: np.random.Generator) -> str:
     """Predict the time of a copy-and-compute pipeline with 1, 2, 3 or more buffers, in ms."""
-    cases = [(int(rng.integers(5, 12)), buffers) for buffers in (1, 2, 2, 3, 3)]
+    cases = [(int(rng.integers(8, 13)), buffers) for buffers in (1, 2, 2, 3, 3, 4)]
     cases += [(1, 2), (2, 5), (int(rng.integers(5, 12)), 2)]
     for k in rng.permutation(len(cases)):
         count, buffers = cases[k]
-        # Times that change which side is slower from chunk to chunk, so that no one formula serves.
-        copies = [round(float(t), 2) for t in rng.uniform(0.5, 6, count)]
-        computes = [round(float(t), 2) for t in rng.uniform(0.5, 6, count)]
-        _judge_pipeline(answer, copies, computes, buffers)
+        _judge_pipeline(answer, *_uneven_times(rng, count, buffers), buffers)
     return (
         "Right for every number of buffers. One buffer is the sum, two hide the smaller part of each pair, and "
         "a third pays only where the times are uneven."

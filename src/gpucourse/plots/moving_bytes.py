@@ -233,7 +233,7 @@ def working_sets(source: Recording) -> plots.Chart:
         va="top",
         color=plots.INK,
     )
-    ax.set_xlim(0, end / 1e6)
+    ax.set_xlim(0, 1.02 * end / 1e6)
     ax.set_ylim(bottom=0)
     ax.set_xlabel("source and target together, MB")
     ax.set_ylabel("time, µs")
@@ -283,7 +283,7 @@ def strided_us(floats: int, stride: int, piece_bytes: int, gb_s: float) -> float
 
 
 def far_apart(source: Recording, levels: Recording) -> plots.Chart:
-    """Draw the time of reading floats that lie apart, against pieces of 32 and of 64 bytes.
+    """Draw the time of reading floats that lie apart, against pieces of 32, 64 and 128 bytes.
 
     Parameters
     ----------
@@ -296,18 +296,20 @@ def far_apart(source: Recording, levels: Recording) -> plots.Chart:
     strides = [row["stride"] for row in rows]
     predicted = {
         piece: [strided_us(source["floats"], stride, piece, levels["hbm_gb_s"]) for stride in strides]
-        for piece in (32, 64)
+        for piece in (32, 64, 128)
     }
-    fig, ax = plots.figure(height=3.0)
+    fig, ax = plots.figure(height=3.4)
     ax.set_xscale("log", base=2)
-    for piece, style in ((32, "--"), (64, ":")):
-        ax.plot(strides, predicted[piece], style, color=plots.GREY)
+    for piece, style in ((32, "--"), (64, ":"), (128, "-.")):
+        ax.plot(strides, predicted[piece], style, color=plots.GREY, zorder=1)
+        above = piece == 128  # what was measured lies above the other two lines
         ax.annotate(
             f"pieces of {piece} bytes",
             (strides[-1], predicted[piece][-1]),
-            (0, 5),
+            (0, 5 if above else -5),
             textcoords="offset points",
             ha="right",
+            va="bottom" if above else "top",
             color=plots.INK,
         )
     ax.plot(strides, [row["us"] for row in rows], "o", color=plots.BLUE)
@@ -316,23 +318,24 @@ def far_apart(source: Recording, levels: Recording) -> plots.Chart:
     )
     ax.set_xticks(strides, labels=[str(stride) for stride in strides])
     ax.set_xticks([], minor=True)
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.15 * max(*predicted[128], *(row["us"] for row in rows)))
     ax.set_xlabel("distance between neighbours, in floats")
     ax.set_ylabel("time for the same floats, µs")
     return plots.Chart(
         fig,
         caption=(
             "The same number of floats read from further and further apart. The lines are bytes over the "
-            "bandwidth of HBM, for two sizes of the piece that memory hands out."
+            "bandwidth of HBM, for three sizes of the piece that memory hands out."
         ),
         alt=(
-            "Dots: time against stride. It rises up to a stride where each float has a piece of memory of its "
-            "own and then levels off; two lines show the prediction for pieces of 32 and 64 bytes."
+            "Dots: time against stride, beside three lines that rise together and level off one by one, where "
+            "each float has a piece of memory of its own: at 8 floats for pieces of 32 bytes, at 16 for 64, "
+            "at 32 for 128. The dots leave the lowest line."
         ),
-        header=("Distance", "Measured", "Pieces of 32 bytes", "Pieces of 64 bytes"),
+        header=("Distance", "Measured", *(f"Pieces of {piece} bytes" for piece in predicted)),
         rows=[
-            (f"{stride} floats", _us(row["us"]), _us(small), _us(large))
-            for stride, row, small, large in zip(strides, rows, predicted[32], predicted[64], strict=True)
+            (f"{stride} floats", _us(row["us"]), *(_us(times[k]) for times in predicted.values()))
+            for k, (stride, row) in enumerate(zip(strides, rows, strict=True))
         ],
         source=source,
     )
@@ -515,7 +518,7 @@ def pinning(source: Recording) -> plots.Table:
         ("plain_us", "Pageable"),
         ("again_us", "Pinned on the fly, memory reused"),
         ("first_time_us", "Pinned on the fly, first time"),
-        ("pin_us", "Of which pinning holds the host"),
+        ("pin_us", "Pinning alone, first time"),
     )
     return plots.Table(
         ("Size", *(text for _, text in columns)),
@@ -631,13 +634,14 @@ def lanes(source: Recording, case: str, ways: Sequence[str]) -> plots.Chart:
         ax.set_title(texts[way])
         ax.spines["left"].set_visible(False)
         ax.tick_params(axis="y", length=0)
-    axes[-1, 0].set_xlabel("ms since the first copy was queued, by events")
+    axes[-1, 0].set_xlabel("ms since a mark before the first copy, by events")
     return plots.Chart(
         fig,
         caption="Copies and computations on the device's clock; the numbers are the chunks.",
         alt=(
-            "Pairs of lanes against time, one pair a way. With a side stream the copy of the next chunk lies "
-            "below the computation on this one; in one stream they take turns and the run is longer."
+            "Pairs of lanes against time, one pair a way. With a side stream and two buffers the copy of the "
+            "next chunk stands above the computation on this one; with one buffer, or in one stream, they take "
+            "turns and the run is longer."
         ),
         header=("Way", "Lane", "Chunk", "Start, µs", "End, µs"),
         rows=rows,
@@ -771,7 +775,7 @@ def starving(source: Recording) -> plots.Chart:
     ax.annotate(
         f"device: {source['compute_ms']:.1f} ms",
         (len(runs) - 0.5, source["compute_ms"]),
-        (0, 5),
+        (0, 12),  # above the strokes of runs that keep up with the device
         textcoords="offset points",
         ha="right",
         color=plots.INK,
