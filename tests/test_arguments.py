@@ -108,3 +108,13 @@ def test_empty_and_inference_and_sparse_tensors_are_arguments_too():
     assert kept.changed()
     assert kept.restore()
     assert inference.tolist() == [0, 0, 0]
+
+
+def test_a_fake_tensor_has_no_memory_to_keep_and_is_not_asked_for_it():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x = torch.ones(8)
+    kept = Kept([x], 1e9)  # a warning would be an error here
+    assert not kept.changed()
+    assert kept.restore()

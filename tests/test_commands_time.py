@@ -274,6 +274,23 @@ def test_what_is_nested_too_deeply_is_told_in_words(gpu, capsys):
     assert "nested too deeply" in capsys.readouterr().err
 
 
+def test_one_sample_is_told_as_one_whose_spread_is_unknown(gpu, capsys):
+    gpu[0].append(dataclasses.replace(MEASURED, samples_ms=(3.0,)))
+    assert cli.main(["time", "x.sum()", *X]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.endswith("a call (one sample, so its spread is unknown: give more --max-seconds)")
+
+
+def test_a_picture_lies_where_the_command_was_given_and_may_carry_any_sign(gpu, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    setup = f"import os, torch; os.chdir({str(elsewhere)!r}); x = torch.ones(2)"
+    assert cli.main(["time", "x.sum()  # 漢字 $\\frac$", "--setup", setup, "--plot", "samples.svg"]) == 0
+    assert (tmp_path / "samples.svg").stat().st_size > 2000
+    assert list(elsewhere.iterdir()) == []
+
+
 def test_stragglers_are_counted_and_do_not_squeeze_the_rest():
     samples = (*(0.100 + 0.0001 * n for n in range(40)), 9.0, 12.0)
     strip, counts = command.draw(dataclasses.replace(MEASURED, samples_ms=samples), "").axes

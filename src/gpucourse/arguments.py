@@ -114,15 +114,18 @@ class Kept:
 
     def __init__(self, tensors: list[Any], room_bytes: float) -> None:
         import torch
+        from torch._subclasses.fake_tensor import FakeTensor
 
         self._versions = [(tensor, _version(tensor)) for tensor in tensors]
         self._grads = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf]
         memories: dict[tuple[str, int], Any] = {}
         for tensor in [*tensors, *(grad for _, grad in self._grads if grad is not None)]:
+            if isinstance(tensor, FakeTensor):  # it has no memory, and only warns when it is asked where
+                continue
             try:
                 storage = tensor.untyped_storage()
                 key = (str(storage.device), storage.data_ptr())
-            except (NotImplementedError, RuntimeError):  # sparse, nested or fake: no one memory
+            except (NotImplementedError, RuntimeError):  # sparse or nested: no one memory
                 continue
             if storage.nbytes() and key[1]:
                 memories.setdefault(key, storage)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,11 @@ def picture(text: str) -> Path:
     text
         A file to be written. Matplotlib would put ".png" behind a name without an ending, and so write beside a
         folder of that name; such names are refused.
+
+    Returns
+    -------
+    Path
+        The file, from the root on.
 
     Raises
     ------
@@ -46,7 +52,7 @@ def picture(text: str) -> Path:
         )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text!r} cannot be written: give a file in a folder of yours")
-    return path
+    return path.absolute()  # the code that is timed may change the folder
 
 
 def save(command: str, drawn: Callable[[], Figure], path: Path) -> bool:
@@ -67,7 +73,9 @@ def save(command: str, drawn: Callable[[], Figure], path: Path) -> bool:
         Whether the file is there.
     """
     try:
-        drawn().savefig(path, facecolor="white", dpi=150)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")  # a sign in the snippet that the font lacks
+            drawn().savefig(path, facecolor="white", dpi=150)
     except (OSError, ValueError, ImportError) as error:
         said = error.strerror if isinstance(error, OSError) and error.strerror else error
         print(

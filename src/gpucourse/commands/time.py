@@ -189,11 +189,14 @@ def _timed(snippet: types.CodeType, setup: types.CodeType, options: argparse.Nam
 def _lines(timing: Timing) -> list[str]:
     """Lay the result out for people, a fact a line."""
     device = timing.device == "cuda"
+    samples = len(timing.samples_ms)
+    spread = f"the middle half spans {format_time_ms(timing.iqr_ms)}; {samples} samples"
+    if samples == 1:
+        spread = "one sample, so its spread is unknown: give more --max-seconds"
     rows = [
         (
             "device time" if device else "host time",
-            f"{format_time_ms(timing.median_ms)} a call (the middle half spans {format_time_ms(timing.iqr_ms)}; "
-            f"{len(timing.samples_ms)} samples{'' if device else '; no GPU was timed'})",
+            f"{format_time_ms(timing.median_ms)} a call ({spread}{'' if device else '; no GPU was timed'})",
         )
     ]
     if device:
