@@ -27,7 +27,7 @@ def _instants(steps: list[dict[str, Any]]) -> tuple[list[tuple[float, float]], f
     return spans, max([host, *ends.values()])
 
 
-def _simulated(steps: list[dict[str, Any]]) -> tuple[list[list[float]], float]:
+def _simulated_device(steps: list[dict[str, Any]]) -> SimulatedDevice:
     device = SimulatedDevice(launch_us=0.0)
     streams = {0: device.current_stream, 1: device.new_stream()}
     for step in steps:
@@ -37,6 +37,11 @@ def _simulated(steps: list[dict[str, Any]]) -> tuple[list[list[float]], float]:
         device.sleep(step["host_us"])
         if step["do"] == "launch":
             device.launch(Kernel(duration_us=step["kernel_us"]), stream=streams[step["stream"]])
+    return device
+
+
+def _simulated(steps: list[dict[str, Any]]) -> tuple[list[list[float]], float]:
+    device = _simulated_device(steps)
     spans = [[span.start_us, span.end_us] for span in device.history if span.kind == "kernel"]
     device.synchronize()
     return spans, device.perf_counter() * 1e6
@@ -59,6 +64,8 @@ def _slipped(change: str) -> Callable[[list[dict[str, Any]]], Any]:
             if step["do"] == "synchronize":
                 if change == "last stream":
                     host = max(host, ends.get(last, 0.0))
+                elif change == "back in time":
+                    host = max(ends.values(), default=host)
                 elif change != "no wait":
                     host = max([host, *ends.values()])
                 continue
@@ -85,6 +92,11 @@ def _total(change: Callable[[list[dict[str, Any]], Any, float], float]) -> Calla
     return answer
 
 
+def _host_end(steps: list[dict[str, Any]]) -> float:
+    device = _simulated_device(steps)
+    return device.perf_counter() * 1e6
+
+
 def _sums(steps: list[dict[str, Any]]) -> tuple[float, float]:
     host = sum(step.get("host_us", 0.0) for step in steps)
     return host, sum(step.get("kernel_us", 0.0) for step in steps)
@@ -98,12 +110,17 @@ QUEUE = Answers(
         "kernels of one stream overlap": (_slipped("host alone"), "still running"),
         "device needs no launch": (_slipped("device alone"), "had not launched it yet"),
         "synchronize waits for nothing": (_slipped("no wait"), "stop the host"),
+        "synchronize sets the host's clock back": (_slipped("back in time"), "never goes back"),
         "synchronize of one stream": (_slipped("last stream"), "every stream"),
         "one queue for both streams": (_slipped("one queue"), "two queues"),
         "host work is free": (_slipped("python is free"), "own work"),
         "total of the last kernel": (
             _total(lambda s, k, t: k[-1][1] if k else 0.0),
             "whichever kernel ends last",
+        ),
+        "later of the host and the last launched": (
+            _total(lambda s, k, t: max(_host_end(s), k[-1][1] if k else 0.0)),
+            "not the one launched last",
         ),
         "larger of two sums": (_total(lambda s, k, t: max(_sums(s))), "the larger of them"),
         "sum of both": (_total(lambda s, k, t: sum(_sums(s))), "adds up what overlaps"),
@@ -150,7 +167,7 @@ def _by_search(host_us: float, floor_us: float, gb_per_s: float, reads: int, wri
 
 
 BEND = Answers(
-    right=[_equal_times, _by_search],
+    right=[_equal_times, _by_search, lambda *given: max(1, _by_search(*given))],
     wrong={
         "no floor": (lambda h, f, g, r, w, s: h * 1e3 * g / ((r + w) * s), "needs its floor"),
         "floor added": (lambda h, f, g, r, w, s: (h + f) * 1e3 * g / ((r + w) * s), "you added it"),

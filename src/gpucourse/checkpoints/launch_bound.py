@@ -26,6 +26,7 @@ _Slip = Literal[
     "host alone",
     "device alone",
     "no wait",
+    "back in time",
     "waits for one stream",
     "one queue for all",
     "no order",
@@ -38,6 +39,8 @@ _QUEUE_SLIPS: dict[_Slip, str] = {
     "host alone": "a kernel began although the one before it in its stream was still running",
     "device alone": "a kernel began when its stream was free, though the host had not launched it yet",
     "no wait": "a synchronize has to stop the host: what it launches afterwards comes later",
+    "back in time": "where the device is done already, a synchronize leaves the host where it is: time never "
+    "goes back",
     "waits for one stream": "a synchronize waits for every stream, not for the one launched to last",
     "one queue for all": "two streams are two queues: a kernel waits for those of its own stream only",
     "no order": "a kernel waits for all kernels before it in its stream, not for the longest one alone",
@@ -56,6 +59,8 @@ def _run(steps: list[Step], slip: _Slip = "") -> tuple[Spans, float]:
         elif step["do"] == "synchronize":
             if slip == "waits for one stream":
                 host = max(host, free.get(last, 0.0))
+            elif slip == "back in time":
+                host = max(free.values(), default=host)
             elif slip != "no wait":
                 host = max([host, *free.values()])
         else:
@@ -99,6 +104,11 @@ def _cases(rng: np.random.Generator) -> list[tuple[str, list[Step]]]:
         ("two streams", _program(rng, "0110010", long)),
         ("two streams and a synchronize", _program(rng, "000001s01", long)),
         ("two streams, a wait and host work", _program(rng, "01p1s0p01s1p", mixed)),
+        ("a synchronize when the device is done already", _program(rng, "0ps0p0", short)),
+        (
+            "a long kernel and then a short one beside it",
+            _program(rng, "0", long) + _program(rng, "1", short),
+        ),
         ("a program that launches nothing", _program(rng, "sps", short)),
         ("an empty program", []),
     ]
@@ -190,12 +200,14 @@ def bend(answer: Any, rng: np.random.Generator) -> str:
             ),
         }
         found = call(answer, host_us, floor_us, gb_per_s, reads, writes, itemsize)
+        if right == 0.0 and number(found, "the number of elements") == 1.0:
+            continue  # the smallest tensor that there is
         case = (
             f"{text} (host_us={host_us}, floor_us={floor_us}, gb_per_s={gb_per_s}, reads={reads}, "
             f"writes={writes}, itemsize={itemsize})"
         )
-        # Whoever rounds to whole elements is right as well.
-        judge(found, right, slips, rtol=2e-5, case=case, what="the number of elements")
+        # Whoever rounds to whole elements is right as well; the fewest that are drawn are 32,500.
+        judge(found, right, slips, rtol=4e-5, case=case, what="the number of elements")
     return (
         "Right. The bend lies where two times are equal, so whatever makes the host faster moves it towards "
         "smaller tensors, and whatever makes the device faster towards larger ones."

@@ -132,7 +132,7 @@ def timeline(source: Recording) -> plots.Chart:
         fig,
         caption=(
             "Where the time is. The additions' kernels are thin lines with the device idle between them; each "
-            "begins only after its own launch. The product is one bar."
+            "begins about when its own launch ends. The product is one bar."
         ),
         alt=(
             "Three lanes against time. The launches of the additions follow each other at regular distances, "
@@ -206,12 +206,12 @@ def by_elements(source: Recording, predictions: Mapping[tuple[int, int], Mapping
         xlabel="elements of the tensor (fp32)",
         caption=(
             "One hundred additions. As launched, the time stays level until a kernel outlasts a launch, then "
-            "follows the device. The dashed line was predicted before the sweep was read."
+            "follows the device. The dashed line is the queue's, from the host's pace and one addition alone."
         ),
         alt=(
             "Line chart, both axes logarithmic: time of a hundred additions against elements. The curve as "
             "launched is level at first and then rises to meet the device's own, which lies far below it at "
-            "the small end. The graph's curve stays close above the device's. The dashed prediction follows "
+            "the small end. The graph's curve stays close to the device's. The dashed prediction follows "
             "the curve as launched."
         ),
     )
@@ -242,13 +242,13 @@ def by_kernels(source: Recording, predictions: Mapping[tuple[int, int], Mapping[
         predictions,
         xlabel="additions in the chain (1,024 elements)",
         caption=(
-            "From one addition to four hundred. As launched, the time grows by a launch an addition; in a graph "
-            "by a short kernel an addition."
+            "From one addition to four hundred. As launched, a long chain grows by a launch an addition, in a graph "
+            "by a short kernel; short chains lie far above the dashed prediction."
         ),
         alt=(
-            "Line chart, both axes logarithmic: time against the number of additions. All curves rise; the one "
-            "as launched is the highest, the device's own and the graph's lie below it, further the longer "
-            "the chain."
+            "Line chart, both axes logarithmic: time against the number of additions. The curve as launched is "
+            "the highest, the device's own and the graph's lie below it; the graph's is nearly level at first. "
+            "The dashed prediction meets the curve as launched at the long chains only."
         ),
     )
 
@@ -352,7 +352,7 @@ def launch_costs(source: Recording) -> plots.Chart:
     ax.tick_params(axis="y", length=0)
     return plots.Chart(
         fig,
-        caption="What the host pays for, one call at a time: each line does a part of what `y + 1` does, or more.",
+        caption="What the host pays for, one call at a time: each line does a part of what y + 1 does, or more.",
         alt=(
             "Horizontal bars: microseconds of the host's time for calls from an empty Python function to an "
             "addition that autograd records. Calls that launch a kernel are the longer ones."
@@ -444,7 +444,7 @@ def steps(source: Recording) -> plots.Table:
     ----------
     source
         The recording `night_launches`: ``steps``, and ``graph``, None where the step could not be captured (then
-        ``graph_refused`` says why).
+        ``graph_refused`` says why). The graph's own ``busy_ms`` is shown where it was traced.
     """
     rows = [
         (
@@ -466,7 +466,12 @@ def steps(source: Recording) -> plots.Table:
             "fused, all as a graph",
             "1",
             *(
-                (_ms(graph["host_ms"]), "as above", _ms(graph["elapsed_ms"]), f"{graph['tokens_per_s']:,.0f}")
+                (
+                    _ms(graph["host_ms"]),
+                    _ms(graph["busy_ms"]) if "busy_ms" in graph else "not traced",
+                    _ms(graph["elapsed_ms"]),
+                    f"{graph['tokens_per_s']:,.0f}",
+                )
                 if graph
                 else (str(source["graph_refused"]), "unavailable", "unavailable", "unavailable")
             ),
