@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 from gpucourse import hardware
 from gpucourse.plots import roof as draw
@@ -258,6 +259,26 @@ def test_each_precision_has_an_axis_of_its_own_so_that_the_short_steps_can_be_re
 
 def test_letters_of_one_intensity_stand_left_and_right_in_turn():
     assert draw._sides([(0.1, 3.0), (0.1, 1.0), (0.1, 2.0), (10.0, 1.0)]) == ["left", "left", "right", "left"]
+
+
+def test_of_two_neighbours_the_one_further_left_has_its_letter_on_the_left():
+    assert draw._sides([(592.0, 690.0), (693.0, 660.0)]) == ["right", "left"]
+    assert draw._sides([(693.0, 690.0), (592.0, 660.0)]) == ["left", "right"]
+
+
+def test_letters_on_one_side_of_a_column_stand_a_letter_apart():
+    places = [(0.1, 1.0), (0.1, 1.1), (0.1, 1.2), (0.1, 100.0), (10.0, 1.0)]
+    lifts = draw._lifts(places, ["left"] * 3 + ["left", "left"])
+    heights = [draw._POINTS_A_DECADE * np.log10(y) + lift for (_, y), lift in zip(places, lifts, strict=True)]
+    assert min(np.diff(heights[:4])) >= draw._LETTER_POINTS - 1e-9
+    assert (lifts[0], lifts[3], lifts[4]) == (0.0, 0.0, 0.0)
+    assert draw._lifts(places[:2], ["left", "right"]) == [0.0, 0.0]
+
+
+def test_the_idle_time_is_hatched_in_the_pages_own_colour():
+    chart = draw.budgets(recording({"x": 1}), {"fp32, eager": {**STEP, "gap_us": 500.0}})
+    (gap,) = [patch for patch in chart.fig.axes[0].patches if patch.get_hatch()]
+    assert to_hex(gap.get_edgecolor()) == draw.plots.INK
 
 
 def test_losses_are_sorted_by_what_lies_beyond_the_bound_and_the_rest_is_summed():

@@ -96,6 +96,25 @@ def _nameless(P: Any, I: Any, B: Any) -> Any:  # noqa: E741, N803
         raise ValueError("bad input") from None
 
 
+def _names_all(P: Any, I: Any, B: Any) -> Any:  # noqa: E741, N803
+    try:
+        return attainable(P, I, B)
+    except ValueError:
+        raise ValueError("P, I or B is wrong") from None
+
+
+def _zero_alone(P: Any, I: Any, B: Any) -> Any:  # noqa: E741, N803
+    if np.any(np.less(P, 0)):
+        return np.minimum(P, np.multiply(I, B))
+    return attainable(P, I, B)
+
+
+def _bandwidth_of_any_shape(P: Any, I: Any, B: Any) -> Any:  # noqa: E741, N803
+    if np.ndim(P) and np.ndim(B) and not np.ndim(I):
+        return np.minimum(P, np.multiply(I, B))
+    return attainable(P, I, B)
+
+
 def _refuses_copies(P: Any, I: Any, B: Any) -> Any:  # noqa: E741, N803
     if np.any(np.equal(I, 0)):
         raise ValueError("I is 0")
@@ -140,6 +159,9 @@ ATTAINABLE = Answers(
         "checks the first": (_first_checked, "`ValueError`"),
         "lets numpy stretch": (_broadcasts, "shape"),
         "names no symbol": (_nameless, "name the symbol"),
+        "names every symbol": (_names_all, "fits several symbols"),
+        "lets a negative peak through": (_zero_alone, "negative"),
+        "compares with the intensity alone": (_bandwidth_of_any_shape, "B shape"),
         "refuses a copy": (_refuses_copies, "plain copy"),
         "changes its input": (_in_place, "changed its input"),
         "asserts": (_asserts, "AssertionError"),
@@ -221,6 +243,19 @@ def _halved(k, c, peaks, bandwidth):
     return max(flops / peaks[k["dtypes"][0]], c[1] / bandwidth)
 
 
+def _result_of(shape_of):
+    def least(k, c, peaks, bandwidth):
+        if k["op"] in ("mm", "bmm"):
+            return max(c[0] / peaks[k["dtypes"][0]], c[1] / bandwidth)
+        size = {"float32": 4, "bfloat16": 2}
+        elements = [math.prod(s) for s in k["shapes"]]
+        result = shape_of(elements)
+        moved = sum(n * size[d] for n, d in zip(elements, k["dtypes"], strict=True))
+        return max(result / peaks[k["dtypes"][0]], (moved + result * size[k["dtypes"][0]]) / bandwidth)
+
+    return _changed_least(least)
+
+
 def _max_of_sums(kernels, peaks, bandwidth):
     known = [(k, c) for k in kernels if (c := _counts(k)) is not None]
     times = (
@@ -269,6 +304,8 @@ STEP_BUDGET = Answers(
     wrong={
         "elements": (_changed_least(_elements), "elements, not bytes"),
         "reads alone": (_changed_least(_no_output), "writes its result"),
+        "the first operand's shape": (_result_of(lambda elements: elements[0]), "not the first one's"),
+        "the largest operand's shape": (_result_of(max), "not the largest one's"),
         "one for multiply and add": (_changed_least(_halved), "two operations"),
         "fp32 peak for bf16": (
             _changed_least(lambda k, c, p, b: max(c[0] / p["float32"], c[1] / b)),
@@ -380,6 +417,29 @@ def _blocks_undecided(log):
     return found | {"verdict": "undecided"} if math.isnan(found["speedup"]) else found
 
 
+def _first_round_alone(log):
+    if log[0]["version"] == log[1]["version"]:
+        return {"speedup": math.nan, "verdict": "not comparable"}
+    good = [e for a, b in _pairs(log) if a["version"] != b["version"] for e in (a, b)]
+    return judge_log(good)
+
+
+def _as_many_of_each(log):
+    if all(a["version"] == b["version"] for a, b in _pairs(log)):
+        return {"speedup": math.nan, "verdict": "not comparable"}
+    return _first_round_alone(log)
+
+
+def _mean_less_deviation(log):
+    found = judge_log(log)
+    if math.isnan(found["speedup"]):
+        return found
+    ratios = _ratios(log, lambda e: e["us"])
+    mean, deviation = statistics.fmean(ratios), statistics.stdev(ratios)
+    verdict = "faster" if mean - deviation > 1 else "slower" if mean + deviation < 1 else "undecided"
+    return found | {"verdict": verdict}
+
+
 def _blocks_one(log):
     found = judge_log(log)
     return found | {"speedup": 1.0} if math.isnan(found["speedup"]) else found
@@ -416,6 +476,9 @@ DRIFTING = Answers(
         "blocks compared": (_blocks_compared, "not comparable"),
         "blocks undecided": (_blocks_undecided, "not comparable"),
         "blocks equal": (_blocks_one, "math.nan"),
+        "looks at the first round": (_first_round_alone, "not comparable"),
+        "drops the broken rounds": (_as_many_of_each, "not comparable"),
+        "mean and deviation": (_mean_less_deviation, "verdict came out"),
         "never comparable": (
             lambda log: {"speedup": judge_log(log)["speedup"], "verdict": "not comparable"},
             "one of each version",

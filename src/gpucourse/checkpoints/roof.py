@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import statistics
@@ -85,7 +86,8 @@ def _judge_batch(answer: Any, peak: Any, intensity: Any, bandwidth: Any) -> None
         judge(value, right, slips, rtol=1e-9, case=place, what="the attainable rate in flop/s")
 
 
-def _must_refuse(answer: Any, symbols: Sequence[str], problem: str, *args: Any) -> None:
+def _must_refuse(answer: Any, symbols: Sequence[str], problem: str, *args: Any) -> str:
+    """Take the message of a refusal that names a symbol at fault; anything else is wrong."""
     kind, found = _outcome(answer, *args)
     if kind != "refused":
         raise Wrong(
@@ -97,6 +99,7 @@ def _must_refuse(answer: Any, symbols: Sequence[str], problem: str, *args: Any) 
             f"{problem}. Your function refuses it, saying {show(found)}: name the symbol at fault, "
             f"{' or '.join(f'`{s}`' for s in symbols)}, or the reader has to search for it."
         )
+    return str(found)
 
 
 @checkpoint("roof.attainable_batch")
@@ -135,16 +138,30 @@ def attainable_batch(answer: Any, rng: np.random.Generator) -> str:
         (["I"], "One intensity is infinite", peak, spoiled(math.inf), bandwidth),
         (["P"], "One peak is infinite", spoiled(math.inf) * bandwidth, spread(n), bandwidth),
         (["B"], "The bandwidth is NaN", peak, spread(n), math.nan),
+        (["B"], "The bandwidth is infinite", peak, spread(n), math.inf),
+        (["P"], "The peak is NaN", math.nan, spread(n), bandwidth),
         (["I"], "One intensity is negative", peak, spoiled(-1.0), bandwidth),
         (["B"], "The bandwidth is 0", peak, spread(n), 0.0),
         (["P"], "One peak is 0", spoiled(0.0) * bandwidth, spread(n), bandwidth),
+        (["P"], "The peak is negative", -peak, spread(n), bandwidth),
+        (["B"], "One bandwidth is negative", peak, spread(n), spoiled(-1.0) * bandwidth),
         (["P", "I"], f"P has shape ({n},) and I shape ({n + 2},)", peaks[0], spread(n + 2), bandwidth),
         (["P", "I"], f"P has shape (1,) and I shape ({n},)", peaks[0][:1], spread(n), bandwidth),
         (["I", "B"], f"I has shape ({n}, 1) and B shape ({n},)", peak, spread(n, 1), bandwidths[0]),
+        (["P", "B"], f"P has shape ({n},) and B shape (1,)", peaks[0], ridge, bandwidths[1][:1]),
     ]
     # numpy refuses some shapes by itself, so the others come first: an answer without a check is told so.
-    for k in (*rng.permutation(7), *(7 + rng.permutation(3))):
-        _must_refuse(answer, *bad[int(k)])
+    shapes = len(bad) - 4
+    said: dict[str, str] = {}
+    for k in (*rng.permutation(shapes), *(shapes + rng.permutation(4))):
+        symbols, problem, peak, intensity, bandwidth = bad[int(k)]
+        message = _must_refuse(answer, symbols, problem, peak, intensity, bandwidth)
+        other = said.setdefault(message, symbols[0])
+        if int(k) < shapes and other != symbols[0]:
+            raise Wrong(
+                f"{problem}, and your function says {show(message)}, as it does where `{other}` is at fault: a message "
+                "that fits several symbols names none."
+            )
     return (
         "Right for every batch, sound or not. The infinite intensity is the one to remember: the minimum hides "
         "it, so a check of the result alone lets it through."
@@ -166,6 +183,8 @@ class _Rule:
     no_output: bool = False
     no_two: bool = False
     one_of_stack: bool = False
+    first_shape: bool = False
+    largest_shape: bool = False
     peak_of: str | None = None
     bytes_alone: bool = False
     sum_of_both: bool = False
@@ -181,6 +200,10 @@ class _Rule:
             read = [times * m * k, times * k * n]
         elif op in _ELEMENTWISE:
             result = math.prod(np.broadcast_shapes(*shapes))
+            if self.first_shape:
+                result = math.prod(shapes[0])
+            if self.largest_shape:
+                result = max(math.prod(shape) for shape in shapes)
             flops, read = result, [math.prod(shape) for shape in shapes]
         else:
             return None
@@ -218,11 +241,12 @@ def _max_of_sums(kernels: Sequence[Mapping[str, Any]], peaks: Mapping[str, float
 def _draw_kernel(
     op: str, rng: np.random.Generator, peaks: Mapping[str, float], bandwidth: float, factor: float
 ) -> dict[str, Any]:
-    """Make one kernel whose measured time is `factor` times its bound; "mm float32" fixes the dtype."""
-    op, _, dtype = op.partition(" ")
-    dtype = dtype or str(rng.choice(list(_SIZES)))
+    """Make one kernel whose measured time is `factor` times its bound; a second word fixes dtype or shapes."""
+    kind, _, dtype = op.partition(" ")
+    if dtype not in _SIZES:
+        kind, dtype = op, str(rng.choice(list(_SIZES)))
     # Products are large enough to be compute-bound under either peak, so that a wrong one shows.
-    low, high = (250, 500) if op == "mm" else (30, 300)
+    low, high = (250, 500) if kind == "mm" else (30, 300)
     a, b, c = (int(v) * 8 + 1 for v in rng.integers(low, high, 3))
     stack = int(rng.integers(3, 40))
     mixed = "bfloat16" if dtype == "float32" else "float32"
@@ -230,12 +254,15 @@ def _draw_kernel(
         "mm": ([(a, b), (b, c)], [dtype, dtype]),
         "bmm": ([(stack, a, 65), (stack, 65, c)], [dtype, dtype]),
         "add": ([(stack, a, b), (b,)], [dtype, "float32"]),
+        "add row first": ([(b,), (stack, a, b)], [dtype, mixed]),
+        "add outer": ([(a, 1), (1, stack * b)], [dtype, mixed]),
         "mul": ([(stack, a, b), (stack, a, b)], [dtype, mixed]),
         "gelu": ([(stack * a, c)], [dtype]),
         "sort": ([(a * b,)], ["float32"]),
         "embedding_dense_backward": ([(a, c), (a,)], [dtype, "int64"]),
         "_scaled_dot_product_flash_attention": ([(stack, 12, a, 64)] * 3, [dtype] * 3),
-    }[op]
+    }[kind]
+    op = kind.split(" ")[0]
     kernel: dict[str, Any] = {"op": op, "shapes": shapes, "dtypes": dtypes, "us": 1.0}
     least = _Rule().least_us(kernel, peaks, bandwidth)
     kernel["us"] = round((least if least is not None else float(rng.uniform(5, 300))) * factor, 3)
@@ -262,6 +289,8 @@ def step_budget(answer: Any, rng: np.random.Generator) -> str:
         ("one bf16 product", several("mm bfloat16")),
         ("one fp32 product", several("mm float32")),
         ("one element-wise kernel with a broadcast row", several("add")),
+        ("one element-wise kernel whose first operand is the row", several("add row first")),
+        ("one sum of a column and a row", several("add outer")),
         ("one stack of products", several("bmm")),
         ("two operands of different dtypes", several("mul")),
         ("a step of several kernels", several(*mixed)),
@@ -304,6 +333,12 @@ def _judge_budget(
         "each kernel writes its result too": otherwise(no_output=True),
         "a multiply and an add are two operations": otherwise(no_two=True),
         "a stack of products is as many products": otherwise(one_of_stack=True),
+        "the result has the operands' shapes broadcast together, not the first one's": otherwise(
+            first_shape=True
+        ),
+        "the result has the operands' shapes broadcast together, not the largest one's": otherwise(
+            largest_shape=True
+        ),
         "a bf16 kernel has the peak of bf16, not that of fp32": otherwise(peak_of="float32"),
         "an fp32 kernel has the peak of fp32, not that of bf16": otherwise(peak_of="bfloat16"),
         "that is the time of the bytes alone": otherwise(bytes_alone=True),
@@ -337,11 +372,6 @@ def _judge_budget(
 _VERDICTS = ("faster", "slower", "undecided", "not comparable")
 
 
-def _quartiles(values: Sequence[float]) -> tuple[float, float]:
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, high
-
-
 def _log(
     rng: np.random.Generator,
     *,
@@ -367,9 +397,34 @@ def _log(
         us = base_us * 1980 / mhz * (1.0 if version == "old" else 1 / gain)
         us *= 1 + noise * float(np.clip(rng.normal(), -1.5, 1.5))
         entries.append({"version": version, "us": round(us, 6), "mhz": round(mhz)})
-    if hit:  # one reading that something else disturbed
-        entries[int(rng.integers(len(entries)))]["us"] *= 7.0
+    if hit:  # one reading of the old version that something else disturbed: mean and deviation follow it
+        olds = [entry for entry in entries if entry["version"] == "old"]
+        olds[int(rng.integers(len(olds)))]["us"] *= 7.0
     return entries
+
+
+def _clear(draw: Callable[[], list[dict[str, Any]]], verdict: str) -> list[dict[str, Any]]:
+    """Draw logs until one's verdict is the intended one by every usual definition of a quartile."""
+    while True:
+        log = draw()
+        ratios = _ratios(log, lambda entry: entry["us"])
+        bounds = [statistics.quantiles(ratios, n=4, method=how)[::2] for how in ("inclusive", "exclusive")]
+        bounds += [list(np.quantile(ratios, (0.25, 0.75), method=how)) for how in ("lower", "higher")]
+        if {_verdict(low, high) for low, high in bounds} == {verdict}:
+            return log
+
+
+def _verdict(low: float, high: float) -> str:
+    return "faster" if low > 1 else "slower" if high < 1 else "undecided"
+
+
+def _broken(log: list[dict[str, Any]], rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Turn a late round into two of old and another into two of new, so that there are as many of each."""
+    rounds = rng.choice(np.arange(2, len(log) // 2), 2, replace=False)
+    for k, version in zip(rounds, ("old", "new"), strict=True):
+        for entry in log[2 * int(k) : 2 * int(k) + 2]:
+            entry["version"] = version
+    return log
 
 
 def _ratios(log: Sequence[Mapping[str, Any]], value: Callable[[Mapping[str, Any]], float]) -> list[float]:
@@ -389,19 +444,24 @@ def drifting_clock(answer: Any, rng: np.random.Generator) -> str:
         return _log(rng, **({"rounds": n, "gain": 1.0, "noise": 0.004, "drift": 0.3} | facts))
 
     small = float(rng.uniform(1.025, 1.05))
-    cases = [
-        ("a small gain while the clock falls by 30 %", log(gain=small), "faster"),
-        ("a small loss while the clock falls by 30 %", log(gain=1 / small), "slower"),
-        ("a large gain, one reading disturbed", log(gain=2.1, hit=True, drift=0.05), "faster"),
-        ("a rising clock and a small gain", log(gain=small, drift=-0.25), "faster"),
-        ("no difference, wide spread", log(noise=0.03), "undecided"),
-        ("a thousandth, with a spread of a fiftieth", log(gain=1.001, noise=0.02, drift=0.0), "undecided"),
+    paired: list[tuple[str, dict[str, Any], str]] = [
+        ("a small gain while the clock falls by 30 %", {"gain": small}, "faster"),
+        ("a small loss while the clock falls by 30 %", {"gain": 1 / small}, "slower"),
+        ("a large gain, one reading disturbed", {"gain": 2.1, "hit": True, "drift": 0.05}, "faster"),
+        ("a rising clock and a small gain", {"gain": small, "drift": -0.25}, "faster"),
+        ("no difference, wide spread", {"noise": 0.03}, "undecided"),
         (
-            "all of old, then all of new, while the clock falls",
-            log(gain=small, blocks=True),
-            "not comparable",
+            "a thousandth, with a spread of a fiftieth",
+            {"gain": 1.001, "noise": 0.02, "drift": 0.0},
+            "undecided",
         ),
     ]
+    cases = [
+        (case, _clear(functools.partial(log, **facts), verdict), verdict) for case, facts, verdict in paired
+    ]
+    in_blocks, broken = log(gain=small, blocks=True), _broken(log(gain=small), rng)
+    cases.append(("all of old, then all of new, while the clock falls", in_blocks, "not comparable"))
+    cases.append(("two rounds that hold one version twice", broken, "not comparable"))
     for k in rng.permutation(len(cases)):
         _judge_log(answer, *cases[int(k)])
     return (
@@ -417,8 +477,8 @@ def _judge_log(answer: Any, case: str, log: list[dict[str, Any]], made: str) -> 
     if made == "not comparable":
         if told != made:
             raise Wrong(
-                f"For {case} the verdict came out as `{told}`. Neighbouring entries are of one version there, so "
-                "nothing sets the versions apart from the clock: `not comparable`, and `speedup` is `math.nan`."
+                f"For {case} the verdict came out as `{told}`. Some rounds there are of one version alone, and nothing "
+                "sets their versions apart from the clock: `not comparable`, and `speedup` is `math.nan`."
             )
         speedup = found["speedup"]
         if not isinstance(speedup, float) or not math.isnan(speedup):
@@ -445,8 +505,7 @@ def _judge_log(answer: Any, case: str, log: list[dict[str, Any]], made: str) -> 
         / statistics.fmean(e["us"] for e in log[len(log) // 2 :]),
     }
     judge(found["speedup"], right, slips, rtol=1e-9, case=case, what="the speed-up")
-    low, high = _quartiles(ratios)
-    verdict = "faster" if low > 1 else "slower" if high < 1 else "undecided"
+    verdict = made
     if told == verdict:
         return
     pooled = "The readings of one version scatter with the clock; the ratios within rounds do not."

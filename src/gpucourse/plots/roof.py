@@ -301,8 +301,10 @@ def on_the_roof(source: Recording, roofs: Mapping[str, Roofline]) -> plots.Chart
             ax.plot(xs, [sheet.attainable(x) / 1e12 for x in xs], "--", color=plots.GREY, linewidth=1)
     marks = {"memory": "o", "L2": "D", "launch": "s"}
     drawn = [(p, point) for p, point in points if p["precision"] in roofs]
-    sides = _sides([(point.work.intensity, point.rate) for _, point in drawn])
-    for letter, (p, point), side in zip(_LETTERS, drawn, sides, strict=False):
+    places = [(point.work.intensity, point.rate) for _, point in drawn]
+    sides = _sides(places)
+    lifts = _lifts(places, sides)
+    for letter, (p, point), side, lift in zip(_LETTERS, drawn, sides, lifts, strict=False):
         roof = roofs[p["precision"]]
         kind = point.kind(l2_bytes)
         colour = _COLOURS.get(p["precision"], plots.ORANGE)
@@ -316,7 +318,7 @@ def on_the_roof(source: Recording, roofs: Mapping[str, Roofline]) -> plots.Chart
         ax.annotate(
             letter,
             (x, y),
-            (6, -3) if side == "left" else (-6, -3),
+            (6 if side == "left" else -6, lift - 3),
             textcoords="offset points",
             ha=side,
             color=plots.INK,
@@ -362,9 +364,31 @@ def _sides(points: Sequence[tuple[float, float]]) -> list[str]:
     for k, (x, _) in enumerate(points):
         columns.setdefault(round(5 * math.log10(x)), []).append(k)
     for column in columns.values():
-        for place, k in enumerate(sorted(column, key=lambda k: points[k][1])):
-            sides[k] = "right" if place % 2 else "left"
+        ordered = sorted(column, key=lambda k: points[k][1])
+        for lower, upper in zip(ordered[::2], ordered[1::2], strict=False):
+            # Of two, the letter of the one further left goes to the left, or each would stand at the other's mark.
+            outer = lower if points[lower][0] < points[upper][0] else upper
+            sides[outer] = "right"
     return sides
+
+
+_POINTS_A_DECADE = 38.0  # of the vertical axis, as these charts come out
+_LETTER_POINTS = 9.0  # what a letter needs
+
+
+def _lifts(places: Sequence[tuple[float, float]], sides: Sequence[str]) -> list[float]:
+    """Say by how many points a letter is moved up, so that two on one side of a column stay apart."""
+    lifts = [0.0] * len(places)
+    columns: dict[tuple[int, str], list[int]] = {}
+    for k, ((x, _), side) in enumerate(zip(places, sides, strict=True)):
+        columns.setdefault((round(5 * math.log10(x)), side), []).append(k)
+    for column in columns.values():
+        below = -math.inf
+        for k in sorted(column, key=lambda k: places[k][1]):
+            height = _POINTS_A_DECADE * math.log10(places[k][1])
+            below = max(height, below + _LETTER_POINTS)
+            lifts[k] = below - height
+    return lifts
 
 
 def _points_of(p: Mapping[str, Any]) -> list[RoofPoint]:
@@ -446,7 +470,14 @@ def budgets(source: Recording, steps: Mapping[str, Mapping[str, Any]]) -> plots.
             gap = step["gap_us"]
             if gap:
                 ax.barh(
-                    2.6 * k, gap / 1e3, left=left["measured"] / 1e3, height=0.82, color="none", hatch="///"
+                    2.6 * k,
+                    gap / 1e3,
+                    left=left["measured"] / 1e3,
+                    height=0.82,
+                    facecolor="none",
+                    edgecolor=plots.INK,  # the hatch's colour too: black would vanish on a dark page
+                    linewidth=0.0,
+                    hatch="///",
                 )
                 rows.append((label, "gaps", "", "0.00", f"{gap / 1e3:,.2f}", "–"))
             labels += [label, "at the least"]
