@@ -1,0 +1,360 @@
+"""When each storage on the device came to be and when it went, and what it was for.
+
+A `StorageTrace` is a list of events, allocations and frees, in the order in which a step made them, so that an
+allocator can be run over it. What a storage was for is a fact about its whole life: the buffer that becomes a
+parameter's gradient is a gradient from its first byte.
+
+Why not `torch.distributed._tools.mem_tracker.MemTracker`: it follows storages in the same way, but its
+categories are those of the code that was running (all that a forward pass makes is "activation"), it keeps no
+order of events, copies its counts at every module, and refuses a module's second forward pass, so that
+accumulation has to reset it each time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from typing import Any, Literal, get_args
+
+from gpucourse.allocator import CachingAllocator
+
+__all__ = ["Moment", "Role", "StorageTrace", "Tracer"]
+
+Role = Literal[
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "casts",
+    "temporaries",
+    "buffers",
+    "inputs",
+    "workspaces",
+]
+"""What a storage is for; where several apply, the one that `Tracer` learns first in its order of ranks."""
+
+# Where a storage is two things, the lower rank names it: a weight that the graph saves is still a parameter.
+_RANK = {
+    role: rank
+    for rank, role in enumerate(
+        ("parameters", "buffers", "inputs", "optimizer", "gradients", "workspaces", "casts", "activations")
+    )
+} | {"temporaries": 99}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """An instant of the trace.
+
+    Attributes
+    ----------
+    event
+        Its place in the trace.
+    step
+        Which step, from 1; 0 before the first.
+    phase
+        "setup", "forward", "backward" or "optimizer".
+    operator
+        What was running, in torch's name for it.
+    allocated_bytes
+        What the allocator had handed out, with its rounding.
+    requested_bytes
+        The same as asked for.
+    """
+
+    event: int
+    step: int
+    phase: str
+    operator: str
+    allocated_bytes: int
+    requested_bytes: int
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class StorageTrace:
+    """Allocations and frees in their order.
+
+    Attributes
+    ----------
+    sizes
+        Bytes of each storage as asked for; a storage's number is its index.
+    roles
+        What each was for.
+    events
+        The number of a storage that comes, or −1 − its number where it goes.
+    marks
+        (first event, step, phase, operator): what was running from that event on.
+    """
+
+    sizes: list[int] = dataclasses.field(default_factory=list)
+    roles: list[Role] = dataclasses.field(default_factory=list)
+    events: list[int] = dataclasses.field(default_factory=list)
+    marks: list[tuple[int, int, str, str]] = dataclasses.field(default_factory=list)
+
+    def replay(self, allocator: CachingAllocator) -> list[Moment]:
+        """Run an allocator over the trace.
+
+        Parameters
+        ----------
+        allocator
+            A fresh one.
+
+        Returns
+        -------
+        list of Moment
+            For each step, from 0, the instant of its allocated peak: the first one, where there are several.
+
+        Raises
+        ------
+        SimulatedOutOfMemoryError
+            The allocator has a limit and cannot serve the trace within it.
+        """
+        peaks: dict[int, tuple[int, int, int]] = {}  # step: allocated, event, requested
+        requested, mark, step = 0, 0, 0
+        for at, event in enumerate(self.events):
+            while mark < len(self.marks) and self.marks[mark][0] <= at:
+                step = self.marks[mark][1]
+                mark += 1
+            if event < 0:
+                number = -1 - event
+                allocator.free(number)
+                requested -= self.sizes[number]
+            else:
+                allocator.allocate(event, self.sizes[event])
+                requested += self.sizes[event]
+            # A step's peak may be what it found: a step that only frees has one, too.
+            if step not in peaks or allocator.allocated_bytes > peaks[step][0]:
+                peaks[step] = (allocator.allocated_bytes, at, requested)
+        return [
+            Moment(event=at, allocated_bytes=most, requested_bytes=asked, **self._running(at))
+            for _, (most, at, asked) in sorted(peaks.items())
+        ]
+
+    def live(self, moment: Moment) -> dict[Role, int]:
+        """Sum what is live right after an instant, as asked for.
+
+        Parameters
+        ----------
+        moment
+            One of `replay`'s.
+
+        Returns
+        -------
+        dict
+            Bytes by role; the sum is the moment's ``requested_bytes``.
+        """
+        found: dict[Role, int] = dict.fromkeys(get_args(Role), 0)
+        for event in self.events[: moment.event + 1]:
+            number, sign = (event, 1) if event >= 0 else (-1 - event, -1)
+            found[self.roles[number]] += sign * self.sizes[number]
+        return found
+
+    def _running(self, at: int) -> dict[str, Any]:
+        step, phase, operator = 0, "setup", ""
+        for first, *what in self.marks:
+            if first > at:
+                break
+            step, phase, operator = what  # type: ignore[assignment]  # as `marks` says
+        return {"step": step, "phase": phase, "operator": operator}
+
+
+class Tracer:
+    """Follows the storages of a device while its ``mode`` is entered.
+
+    Parameters
+    ----------
+    device
+        Whose storages count.
+    workspace_bytes
+        What the first matrix product of each of the two host threads, the program's and the backward pass's,
+        makes the library allocate for good.
+
+    Attributes
+    ----------
+    trace
+        What was seen so far.
+    mode
+        The dispatch mode to enter.
+    """
+
+    def __init__(self, device: Any, *, workspace_bytes: int) -> None:
+        self.trace = StorageTrace()
+        self.step, self.phase = 0, "setup"
+        self._device = device
+        self._workspace_bytes = workspace_bytes
+        self._threads: set[bool] = set()
+        self._live: dict[int, tuple[int, Any]] = {}  # by address: number, weak reference
+        self._marked: tuple[int, str, str] = (-1, "", "")
+        self.mode = _mode_class()(self)
+
+    def enter(self, step: int, phase: str) -> None:
+        """Say what the program begins.
+
+        Parameters
+        ----------
+        step
+            From 1.
+        phase
+            "forward", "backward" or "optimizer".
+        """
+        self.step, self.phase = step, phase
+
+    def see(self, tensor: Any, role: Role = "temporaries") -> None:
+        """Take note of a tensor's storage, if it is on the device, and of what it is for.
+
+        Parameters
+        ----------
+        tensor
+            Any tensor.
+        role
+            What it is for; kept where the storage is known for something of a lower rank.
+        """
+        if tensor.device != self._device:
+            return
+        storage = tensor.untyped_storage()
+        address, nbytes = storage._cdata, storage.nbytes()
+        known = self._live.get(address)
+        trace = self.trace
+        if known is None:
+            number = self._allocate(nbytes, role)
+            self._live[address] = (
+                number,
+                weakref.ref(storage, functools.partial(self._gone, address, number)),
+            )
+            return
+        number = known[0]
+        if trace.sizes[number] != nbytes:  # resized in place: a new block, then the old one goes
+            fresh = self._allocate(nbytes, trace.roles[number])
+            trace.events.append(-1 - number)
+            self._live[address] = (
+                fresh,
+                weakref.ref(storage, functools.partial(self._gone, address, fresh)),
+            )
+            number = fresh
+        if _RANK[role] < _RANK[trace.roles[number]]:
+            trace.roles[number] = role
+
+    def role(self, tensor: Any) -> Role | None:
+        """Say what a tensor's storage is known to be for; None where it is not followed.
+
+        Parameters
+        ----------
+        tensor
+            Any tensor.
+        """
+        known = self._live.get(tensor.untyped_storage()._cdata)
+        return None if known is None else self.trace.roles[known[0]]
+
+    def before(self, operator: str) -> None:
+        """Take note of an operator that is about to run.
+
+        Parameters
+        ----------
+        operator
+            Its name without the overload, such as "aten.mm".
+        """
+        self._mark(operator)
+        if operator in _PRODUCTS:
+            thread = self.phase == "backward"
+            if thread not in self._threads:
+                self._threads.add(thread)
+                self._allocate(self._workspace_bytes, "workspaces")
+
+    def inside(self, nbytes: int) -> None:
+        """Take note of memory that an operator takes and gives back while it runs.
+
+        Parameters
+        ----------
+        nbytes
+            How much.
+        """
+        number = self._allocate(nbytes, "temporaries")
+        self.trace.events.append(-1 - number)
+
+    def _allocate(self, nbytes: int, role: Role) -> int:
+        trace = self.trace
+        number = len(trace.sizes)
+        trace.sizes.append(nbytes)
+        trace.roles.append(role)
+        trace.events.append(number)
+        return number
+
+    def _gone(self, address: int, number: int, _: Any) -> None:
+        known = self._live.get(address)
+        if known is not None and known[0] == number:
+            del self._live[address]
+            self.trace.events.append(-1 - number)
+
+    def _mark(self, operator: str) -> None:
+        now = (self.step, self.phase, operator)
+        if now != self._marked:
+            self._marked = now
+            self.trace.marks.append((len(self.trace.events), *now))
+
+
+# What goes through cuBLAS. Convolutions go through cuDNN, which takes and gives back its own workspaces.
+_PRODUCTS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "addbmm",
+        "mv",
+        "addmv",
+        "dot",
+        "_addmm_activation",
+        "linear",
+    )
+)
+
+
+def _taken_inside(operator: str, args: tuple[Any, ...]) -> int:
+    """Count what an operator's CUDA kernel takes and gives back while it runs, beyond what it returns.
+
+    Attention's backward passes, from ``aten/src/ATen/native/transformers/cuda``: flash sums the gradient of the
+    query in fp32 over rows padded to 128 and a width padded to 32, with one number a row
+    (``flash_attn/flash_api.cpp``); the memory-efficient one writes the product of output and its gradient, in
+    fp32, to sum it over the width (``attention_backward.cu``).
+    """
+    if operator == "aten._scaled_dot_product_flash_attention_backward":
+        batch, heads, rows, width = args[1].shape
+        padded = -(-rows // 128) * 128
+        return int(batch * heads * padded * (-(-width // 32) * 32 + 1) * 4)
+    if operator == "aten._scaled_dot_product_efficient_attention_backward":
+        batch, heads, rows, width = args[3].shape  # the value: the output has its width
+        return int(batch * heads * args[1].shape[2] * (width + 1) * 4)
+    return 0
+
+
+@functools.cache
+def _mode_class() -> Any:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    casts = torch.ops.aten._to_copy.default
+
+    class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        def __init__(self, tracer: Tracer) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.tracer = tracer
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            tracer = self.tracer
+            operator = str(func).rpartition(".")[0]
+            tracer.before(operator)
+            made = func(*args, **(kwargs or {}))
+            inside = _taken_inside(operator, args)
+            role: Role = "temporaries"
+            if func is casts and tracer.role(args[0]) == "parameters":
+                role = "casts"  # autocast's copy of a weight in a smaller dtype
+            for tensor in made if isinstance(made, (tuple, list)) else (made,):
+                if isinstance(tensor, torch.Tensor):
+                    tracer.see(tensor, role)
+            if inside:
+                tracer.inside(inside)
+            return made
+
+    return Follow
