@@ -134,6 +134,12 @@ def test_checkpointing_keeps_a_block_s_input_and_makes_one_block_anew() -> None:
     assert saved.peak.phase == "backward"
 
 
+def test_a_checkpointed_block_is_run_again_under_the_same_autocast() -> None:
+    batch = shape(4096, 64)
+    plain, saved = (predict_sum(Blocks(on), batch, precision="bf16") for on in (False, True))
+    assert saved.line("activations") < plain.line("activations") / 2
+
+
 def test_a_tied_weight_counts_once_and_a_frozen_one_has_no_gradient() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -292,6 +298,17 @@ def test_a_module_and_a_function_that_makes_it_need_the_same() -> None:
     assert on_meta == predict_sum(mlp(), torch.zeros(4, IN)) == predict_sum(mlp, shape(4, IN))
 
 
+def test_a_model_whose_making_asks_for_values_is_made_in_memory() -> None:
+    def make() -> nn.Module:
+        model = mlp()
+        rates = torch.linspace(0, 0.5, 3).tolist()
+        model.append(nn.Dropout(rates[1]))
+        assert nn.init.trunc_normal_(model[0].weight).shape == (HIDDEN, IN)
+        return model
+
+    assert predict_sum(make, shape(8, IN)).line("parameters") == 4 * (FIRST + SECOND)
+
+
 def test_a_model_that_is_predicted_is_left_as_it_was() -> None:
     model = mlp()
     before = {name: (id(p), p.detach().clone()) for name, p in model.named_parameters()}
@@ -355,6 +372,19 @@ def test_recurrent_layers_run_as_one_call(kind: Any, precision: Any) -> None:
     found = predict_sum(Last(), shape(4, 50, 16), precision=precision)
     assert len(found.trace.events) < 1000  # not one product a step of time
     assert found.microbatch == 4
+
+
+def test_torch_s_own_transformer_is_made_and_traced_with_its_masks() -> None:
+    def make() -> nn.Module:
+        return nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, dropout=0.1), 2)
+
+    found = predict_sum(make, shape(4, 100, 64), precision="bf16")
+    assert found == predict_sum(make(), shape(4, 100, 64), precision="bf16")
+    masks = [n for n, r in zip(found.trace.sizes, found.trace.roles, strict=True) if r == "activations"]
+    assert (
+        masks.count(4 * 100 * 64) == 2 * 2 * 2
+    )  # steps, layers, and two dropouts as wide as the stream: their masks
+    assert max(masks) <= 2 * 3 * 4 * 100 * 64  # no scores: the widest saved are q, k and v in bf16
 
 
 def test_the_optimizer_can_be_a_class_a_name_a_function_or_none() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -61,8 +62,10 @@ def cuda_autocast(device: Any) -> Iterator[None]:
 
     @functools.wraps(init)
     def on_cuda(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        # A model asks for autocast by the device of its tensors.
-        init(self, "cuda" if device_type == device.type else device_type, *args, **kwargs)
+        # A model asks for autocast by the device of its tensors. Torch's own code, such as a checkpoint that
+        # sets up both devices again, means the host where it says so.
+        asks = not str(sys._getframe(1).f_globals.get("__name__")).startswith("torch.")
+        init(self, "cuda" if asks and device_type == device.type else device_type, *args, **kwargs)
 
     def cleared() -> None:
         _weights.clear()

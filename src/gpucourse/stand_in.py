@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,8 +53,12 @@ def stand_in() -> Iterator[Any]:
     from torch._subclasses import fake_tensor
     from torch.optim import optimizer
     from torch.utils import _foreach_utils
+    from torch.utils.checkpoint import DefaultDeviceType
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        # Copying a module that is made here looks at the address of its weights, and copies them all the same.
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         change = functools.partial(_changed, stack)
         change(fake_tensor.FakeTensor, "__new__", staticmethod(_new_fake(fake_tensor.FakeTensor.__new__)))
         if hasattr(fake_tensor, "init_gpu_context"):  # would make a context where a GPU is visible
@@ -66,6 +71,8 @@ def stand_in() -> Iterator[Any]:
                 change(module, "_get_foreach_kernels_supported_devices", lambda: list(devices))
         change(optimizer, "_foreach_supported_types", types)
         change(_foreach_utils, "_foreach_supported_types", types)
+        # A checkpoint saves the state of autocast for the device that it takes for the default one.
+        change(DefaultDeviceType, "_default_device_type", "cuda")
         stack.enter_context(cuda_autocast(device()))
         # Inside a function of torch.nn.functional the mode below is off, but its names are looked up here.
         change(torch.nn.functional, "scaled_dot_product_attention", _attention)

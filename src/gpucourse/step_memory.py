@@ -298,7 +298,7 @@ def predict_step_memory(
     ----------
     model
         The module, wherever it is, which is left as it is; or a function of no arguments that makes it, which
-        needs no memory for its weights either.
+        needs no memory for its weights either, unless it asks for values on the way.
     batch
         One microbatch as the model takes it: a tensor, a tuple or list (arguments) or a dict (named arguments).
         Only shapes and dtypes count, so ``torch.empty(..., device="meta")`` will do.
@@ -355,8 +355,8 @@ def predict_step_memory(
     _check(precision, accumulation, steps, workspace_bytes)
     leaves = _tensors(batch)
     samples = _samples(leaves, microbatch)
-    with stand_in() as mode, _errors_told():
-        placed, notes = _placed(model, mode)
+    with stand_in(), _errors_told():
+        placed, notes = _placed(model)
         tracer = Tracer(device(), workspace_bytes=workspace_bytes)
         for role, tensors in (("parameters", placed.parameters()), ("buffers", placed.buffers())):
             for tensor in tensors:
@@ -569,7 +569,7 @@ def _twin(tensor: Any) -> Any:
     return twin.requires_grad_(tensor.requires_grad and tensor.is_leaf)
 
 
-def _placed(model: Any, mode: Any) -> tuple[Any, list[str]]:
+def _placed(model: Any) -> tuple[Any, list[str]]:
     """Copy the model with its parameters and buffers on the stand-in, tied ones still tied."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
@@ -578,7 +578,7 @@ def _placed(model: Any, mode: Any) -> tuple[Any, list[str]]:
     if not isinstance(model, torch.nn.Module):
         if not callable(model):
             raise ModelError(f"the model is {model!r}; wanted a torch.nn.Module or a function that makes one")
-        made = model()
+        made = _made(model)
         if not isinstance(made, torch.nn.Module):
             raise ModelError(f"the function made {type(made).__name__}; wanted a torch.nn.Module")
     if any(hasattr(part, "_orig_mod") for part in made.modules()):
@@ -619,6 +619,17 @@ def _placed(model: Any, mode: Any) -> tuple[Any, list[str]]:
             "the model is in evaluation mode: call model.train() to predict dropout and batch norm in training"
         )
     return placed, notes
+
+
+def _made(factory: Callable[[], Any]) -> Any:
+    """Make a model without memory for its weights, or with, where their first values decide how it is made."""
+    from torch._subclasses import fake_tensor
+
+    try:
+        return factory()
+    except (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException):
+        with fake_tensor.unset_fake_temporarily():
+            return factory()
 
 
 def _optimizer(wanted: Any, model: Any, placed: Any) -> Any:
