@@ -189,6 +189,33 @@ def test_dropout_saves_a_mask_of_one_byte_an_element() -> None:
     assert 1000 * 64 in sizes_of(found, "activations")
 
 
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_a_norm_saves_its_input_and_a_few_numbers_a_row(norm: Any) -> None:
+    found = predict_sum(nn.Sequential(nn.Linear(64, 64), norm(64), nn.Linear(64, 64)), shape(1000, 64))
+    assert sizes_of(found, "activations") == {4 * 1000 * 64, 4 * 1000}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Adadelta",
+        "Adafactor",
+        "Adagrad",
+        "Adam",
+        "Adamax",
+        "ASGD",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+    ],
+)
+def test_torch_s_optimizers_can_be_predicted(name: str) -> None:
+    found = predict_sum(nn.Linear(1000, 1000), shape(2, 1000), optimizer=name)
+    assert found.line("gradients") == found.line("parameters") == 4 * 1_001_000
+
+
 def test_the_four_precisions_differ_where_the_device_s_do() -> None:
     needed = {p: predict_sum(mlp(), shape(B, IN), precision=p) for p in ("fp32", "tf32", "fp16", "bf16")}
     assert needed["tf32"].lines == needed["fp32"].lines

@@ -13,6 +13,7 @@ Where operators look at the device themselves, CUDA's choice is put in by hand:
   the scores; the plain formula where no fused kernel takes the inputs (``aten/src/ATen/native/transformers/cuda/
   sdp_utils.cpp``);
 - `dropout`: a mask of one byte an element instead of the scaled mask in the input's dtype (``Dropout.cpp``);
+- `rms_norm`: one kernel, which saves one number a row (``layer_norm.cpp``);
 - `lstm`, `gru`, `rnn_tanh`, `rnn_relu`: one cuDNN call with a reserve instead of a loop over time (``RNN.cpp``);
 - optimizers and gradient clipping: the tensor-list forms that are CUDA's default (``torch/optim/optimizer.py``).
 """
@@ -76,6 +77,7 @@ def stand_in() -> Iterator[Any]:
         stack.enter_context(cuda_autocast(device()))
         # Inside a function of torch.nn.functional the mode below is off, but its names are looked up here.
         change(torch.nn.functional, "scaled_dot_product_attention", _attention)
+        change(torch, "rms_norm", _rms_norm)
         for name, choice in _CHOICES.items():
             change(torch._VF, name, choice)
         # A failure is reported by the exception; the log would print the same traceback before it.
@@ -124,6 +126,7 @@ def _operators() -> Any:
     replaced: dict[Any, Callable[..., Any]] = {
         torch.nn.functional.scaled_dot_product_attention: _attention,
         **{getattr(torch, name): choice for name, choice in _CHOICES.items()},
+        torch.rms_norm: _rms_norm,
         torch.tensor: functools.partial(_from_values, torch.tensor),
         torch.as_tensor: functools.partial(_from_values, torch.as_tensor),
         torch.asarray: functools.partial(_from_values, torch.asarray),
@@ -177,6 +180,39 @@ def _from_values(make: Callable[..., Any], data: Any, *args: Any, **kwargs: Any)
         return made
     learns = made.requires_grad
     return made.detach().to(where).requires_grad_(learns)
+
+
+def _rms_norm(input: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    """Normalize in one kernel, which saves its input and one number a row, where the dtypes allow it."""
+    import torch
+
+    if _autocast_dtype() is not None:
+        input, weight = (
+            t.to(torch.float32) if t is not None and t.dtype != torch.float64 else t for t in (input, weight)
+        )
+    if (weight is not None and weight.dtype != input.dtype) or input.is_complex():
+        return torch.ops.aten.rms_norm(input, shape, weight, eps)
+    return _rms_norm_function().apply(input, weight, len(shape))
+
+
+@functools.cache
+def _rms_norm_function() -> Any:
+    import torch
+
+    class RmsNorm(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, input, weight, dims):  # type: ignore[no-untyped-def]
+            wide = torch.float64 if input.dtype == torch.float64 else torch.float32
+            ctx.save_for_backward(input, weight, input.new_empty(input.shape[:-dims], dtype=wide))
+            return torch.empty_like(input, memory_format=torch.contiguous_format)
+
+        @staticmethod
+        def backward(ctx, grad):  # type: ignore[no-untyped-def]
+            input, weight, _ = ctx.saved_tensors
+            needed = zip((input, weight), ctx.needs_input_grad, strict=False)
+            return (*(torch.empty_like(t) if needs else None for t, needs in needed), None)
+
+    return RmsNorm
 
 
 def _autocast_dtype() -> Any:

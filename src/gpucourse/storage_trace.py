@@ -332,9 +332,10 @@ def _taken_inside(operator: str, args: tuple[Any, ...]) -> int:
 @functools.cache
 def _mode_class() -> Any:
     import torch
+    from torch._subclasses.fake_tensor import DataDependentOutputException
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    casts = torch.ops.aten._to_copy.default
+    casts, value_of = torch.ops.aten._to_copy.default, torch.ops.aten._local_scalar_dense.default
 
     class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
         def __init__(self, tracer: Tracer) -> None:
@@ -342,10 +343,17 @@ def _mode_class() -> Any:
             self.tracer = tracer
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace in ("prim", "profiler"):
+                return func(*args, **(kwargs or {}))  # a question, no work
             tracer = self.tracer
             operator = str(func).rpartition(".")[0]
             tracer.before(operator)
-            made = func(*args, **(kwargs or {}))
+            try:
+                made = func(*args, **(kwargs or {}))
+            except DataDependentOutputException:
+                if func is value_of and tracer.phase == "optimizer":
+                    return 1.0  # an optimizer asks for its count of steps and the like, and no shape depends on it
+                raise
             inside = _taken_inside(operator, args)
             role: Role = "temporaries"
             if func is casts and tracer.role(args[0]) == "parameters":
