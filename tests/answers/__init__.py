@@ -22,14 +22,17 @@ class Answers:
         The reference first, then at least one that reaches the same by another way.
     wrong : dict of str to (answer, str)
         At least four plausible slips: label -> (answer, text that the verdict's message must contain).
+    seeds : int
+        How often each is judged, on other inputs each time; fewer only where one judging takes long.
     """
 
     right: list[Any]
     wrong: Mapping[str, tuple[Any, str]]
+    seeds: int = 20
 
 
 def problems(
-    check: Callable[..., Verdict], identifier: str, answers: Answers, seeds: Iterable[int] = range(20)
+    check: Callable[..., Verdict], identifier: str, answers: Answers, seeds: Iterable[int] | None = None
 ) -> list[str]:
     """Hold one checker to its answers and return what does not hold, empty where all does."""
     found = []
@@ -37,7 +40,9 @@ def problems(
         found.append(f"{identifier}: {len(answers.right)} right answers; a reference and another are wanted")
     if len(answers.wrong) < 4:
         found.append(f"{identifier}: {len(answers.wrong)} wrong answers; at least four are wanted")
-    for seed in seeds:
+    if answers.seeds < 4:
+        found.append(f"{identifier}: {answers.seeds} seeds; at least four are wanted")
+    for seed in range(answers.seeds) if seeds is None else seeds:
         for place, answer in enumerate(answers.right):
             verdict = check(identifier, answer, seed=seed)
             if verdict.status != "right":

@@ -29,6 +29,20 @@ def scaled_by_factor(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return (y * (3 / peak).clamp(max=1.0)).nan_to_num(0.0).tanh(), peak
 
 
+def scaled_by_mask(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    y = x @ weight
+    peak = y.abs().amax()
+    over = (peak > 3).to(y.dtype)
+    return torch.tanh(y * (over * 3 / peak.clamp(min=1e-6) + (1 - over))), peak
+
+
+def scaled_in_branches(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    y = x @ weight
+    peak = y.abs().max()
+    scaled = torch.cond(peak > 3, lambda y, peak: y * (3 / peak), lambda y, peak: y.clone(), (y, peak))
+    return torch.tanh(scaled), peak
+
+
 class AsModule(torch.nn.Module):
     def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         return scaled_where(x, weight)
@@ -108,6 +122,12 @@ def cut_elements(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tanh(y.clamp(-3, 3)), y.abs().max()
 
 
+def each_row_by_its_own(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    y = x @ weight
+    peaks = y.abs().amax(1, keepdim=True)
+    return torch.tanh(torch.where(peaks > 3, y * (3 / peaks), y)), y.abs().max()
+
+
 def signed_peak(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return scaled_where(x, weight)[0], (x @ weight).max()
 
@@ -133,7 +153,7 @@ def only_the_result(x: Tensor, weight: Tensor) -> Tensor:
 
 
 GRAPH_BREAKS = Answers(
-    right=[scaled_where, scaled_by_factor, AsModule()],
+    right=[scaled_where, scaled_by_factor, scaled_by_mask, scaled_in_branches, AsModule()],
     wrong={
         "as written": (as_written, "The peak is a float"),
         "item kept inside": (item_kept_inside, "graphs where one is wanted"),
@@ -142,7 +162,7 @@ GRAPH_BREAKS = Answers(
         "disabled": (disabled, "no graph at all"),
         "disabled inside": (disabled_inside, "graph"),
         "allow_in_graph": (put_in_unread, "`_unread` as a whole"),
-        "row by row": (row_by_row, "compilations for 3 shapes"),
+        "row by row": (row_by_row, "compilations for 2 shapes"),
         "always scaled": (always_scaled, "every input is scaled"),
         "elements cut": (cut_elements, "each element is cut"),
         "signed": (signed_peak, "largest in size"),
@@ -150,7 +170,9 @@ GRAPH_BREAKS = Answers(
         "divides by zero": (divides_by_zero, "NaN"),
         "unscaled": (unscaled, "nothing is scaled"),
         "one result": (only_the_result, "Two results are wanted"),
+        "row by row scaled": (each_row_by_its_own, "each row is scaled by its own largest"),
     },
+    seeds=4,  # most of these are compiled, twice where they break
 )
 
 
@@ -253,8 +275,48 @@ def without_products(operations: list[Operation]) -> int:
     return by_paths()(operations) - sum(kind == "product" for _, kind, _ in operations)
 
 
+def one_pass(operations: list[Operation]) -> int:
+    return agreed(operations, again=False)
+
+
+def agreed(operations: list[Operation], again: bool = True) -> int:
+    """Put each operation into a kernel; with `again` set, merge kernels afterwards until none may."""
+    reads = {name: set(inputs) for name, _, inputs in operations}
+    products = {name for name, kind, _ in operations if kind == "product"}
+    kernels: list[set[str]] = []
+
+    def between(a: set[str], b: set[str], kernels: list[set[str]]) -> bool:
+        others = [k for k in kernels if k is not a and k is not b]
+        reached, grown = a, True
+        while grown:
+            new = [k for k in others if not k & reached and any(reads[n] & reached for n in k)]
+            found = set().union(*new)
+            if any(reads[n] & found for n in b):
+                return True
+            reached, grown = reached | found, bool(new)
+        return False
+
+    def may(a: set[str], b: set[str]) -> bool:
+        if (a | b) & products:
+            return False
+        tensors_a, tensors_b = (k.union(*(reads[n] for n in k)) for k in (a, b))
+        return bool(tensors_a & tensors_b) and not (between(a, b, kernels) or between(b, a, kernels))
+
+    for name, _, _ in operations:
+        kernels.append({name})
+        into = next((k for k in kernels[:-1] if not again and may(k, kernels[-1])), None)
+        if into is not None:
+            into |= kernels.pop()
+    while again:
+        pair = next(((a, b) for a, b in itertools.combinations(kernels, 2) if may(a, b)), None)
+        if pair is None:
+            break
+        kernels = [k for k in kernels if k not in pair] + [pair[0] | pair[1]]
+    return len(kernels)
+
+
 KERNEL_COUNT = Answers(
-    right=[by_paths(), backwards],
+    right=[by_paths(), backwards, agreed],
     wrong={
         "operations": (len, "counted operations"),
         "runs": (runs, "merged neighbours in the list"),
@@ -264,8 +326,10 @@ KERNEL_COUNT = Answers(
         "no siblings": (by_paths(siblings=False), "two that read the same tensor"),
         "no products": (without_products, "left out the products"),
         "products merged": (by_paths(alone=()), "merged products"),
+        "one pass": (one_pass, "the program"),  # some other slip may count the same
         "hard-coded": (lambda operations: 1, "came out as 1"),
     },
+    seeds=8,  # the programs of one judging are searched for
 )
 
 
