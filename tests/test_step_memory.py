@@ -130,7 +130,9 @@ def test_checkpointing_keeps_a_block_s_input_and_makes_one_block_anew() -> None:
     assert plain.line("activations") == 15 * unit
     # The inputs of blocks 2 to 7 while block 7 is run again: gradient, first relu, second linear, second relu.
     assert saved.line("activations") == 6 * unit
-    assert saved.line("temporaries") == 4 * unit + 8
+    assert saved.line("recomputed") == 3 * unit
+    assert saved.line("temporaries") == unit + 8  # the gradient that comes in; the loss and its gradient
+    assert plain.line("recomputed") == 0
     assert saved.peak.phase == "backward"
 
 

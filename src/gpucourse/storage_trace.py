@@ -26,19 +26,30 @@ Role = Literal[
     "gradients",
     "optimizer",
     "activations",
+    "recomputed",
     "casts",
     "temporaries",
     "buffers",
     "inputs",
     "workspaces",
 ]
-"""What a storage is for; where several apply, the one that `Tracer` learns first in its order of ranks."""
+"""What a storage is for. "recomputed" is what a checkpoint's second forward pass makes while the backward runs."""
 
 # Where a storage is two things, the lower rank names it: a weight that the graph saves is still a parameter.
 _RANK = {
     role: rank
     for rank, role in enumerate(
-        ("parameters", "buffers", "inputs", "optimizer", "gradients", "workspaces", "casts", "activations")
+        (
+            "parameters",
+            "buffers",
+            "inputs",
+            "optimizer",
+            "gradients",
+            "workspaces",
+            "casts",
+            "activations",
+            "recomputed",
+        )
     )
 } | {"temporaries": 99}
 
@@ -358,6 +369,8 @@ def _mode_class() -> Any:
             role: Role = "temporaries"
             if func is casts and tracer.role(args[0]) == "parameters":
                 role = "casts"  # autocast's copy of a weight in a smaller dtype
+            elif torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
+                role = "recomputed"  # a backward pass itself runs without gradients of its own
             for tensor in made if isinstance(made, (tuple, list)) else (made,):
                 if isinstance(tensor, torch.Tensor):
                     tracer.see(tensor, role)
