@@ -246,6 +246,17 @@ def test_fused_attention_saves_one_number_a_row_and_no_scores(dtype: torch.dtype
     assert max(sizes_of(found, "activations")) < dtype.itemsize * 4 * 2 * 512 * 512
 
 
+def test_attention_follows_the_kernels_that_are_allowed() -> None:
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert max(sizes_of(attend(torch.float32), "activations")) == 4 * 4 * 2 * 512 * 512
+
+
+def test_a_mask_is_saved_as_large_as_it_is_and_not_as_the_scores() -> None:
+    found = attend(torch.bfloat16, masked=True)
+    assert 2 * 512 * 512 in sizes_of(found, "activations")
+    assert max(sizes_of(found, "activations")) < 2 * 4 * 2 * 512 * 512
+
+
 def test_attention_in_doubles_has_no_fused_kernel_and_saves_the_scores() -> None:
     assert 8 * 4 * 2 * 512 * 512 in sizes_of(attend(torch.float64), "activations")
 
@@ -457,6 +468,19 @@ def test_its_text_names_the_lines_the_instant_the_torch_and_what_is_left_out() -
     assert "<table" in found._repr_html_()
 
 
+def test_its_timeline_keeps_the_peak_and_the_order() -> None:
+    found = small(4)
+    for points in (1, 50, 10**6):
+        line = found.trace.timeline(points)
+        assert len(line) <= points
+        assert max(sum(live.values()) for _, _, live in line) >= sum(found.lines.values()) - found.line(
+            "rounding"
+        )
+        assert [step for step, _, _ in line] == sorted(step for step, _, _ in line)
+    with pytest.raises(ValueError, match="points is 0"):
+        found.trace.timeline(0)
+
+
 def test_its_plain_data_goes_through_json_and_its_lines_add_up() -> None:
     data = json.loads(json.dumps(small(2).as_dict()))
     for peak in data["peaks"]:
@@ -475,6 +499,14 @@ def test_the_input_s_line_is_the_batch_s_bytes() -> None:
     found = small(3)
     assert found.line("inputs") == 2 * 3 * 64 * 8
     assert rounded(found.line("inputs")) == math.ceil(found.line("inputs") / 512) * 512
+
+
+def test_a_batch_is_moved_as_it_lies_in_memory_and_without_its_holes() -> None:
+    lying = shape(4, 8, 16, 16).to(memory_format=torch.channels_last)
+    for batch in (lying, shape(4, 16, 16, 8).permute(0, 3, 1, 2), shape(4, 8, 16, 32)[..., ::2]):
+        assert predict_sum(nn.Conv2d(8, 1, 3), batch).line("inputs") == 4 * 4 * 8 * 16 * 16
+    # One row that is expanded is copied into four.
+    assert predict_sum(nn.Linear(8, 1), shape(1, 8).expand(4, 8)).line("inputs") == 4 * 4 * 8
 
 
 # --------------------------------------------------------------------------------------------------- bad input
@@ -499,11 +531,18 @@ class Layer(nn.Module):
         (lambda y: y[y > 0], r"shape depends on values \(aten.nonzero"),
         (lambda y: y * float(y.detach().cpu().numpy()[0, 0]), r"reads a tensor's values"),
         (lambda y: y * y.detach().tolist()[0][0], r"asks for a value"),
+        (lambda y: torch.cuda.synchronize() or y, r"asks the driver"),
     ],
 )
 def test_what_depends_on_data_is_told_with_its_line(then: Any, said: str) -> None:
     with pytest.raises(UnseenError, match=rf"test_step_memory.py:\d+.*{said}"):
         predict_sum(Layer(then), shape(2, 4))
+
+
+def test_sparse_gradients_are_told_as_what_cannot_be_seen() -> None:
+    words = nn.Embedding(100, 64, sparse=True)
+    with pytest.raises(UnseenError, match=r"layout torch.sparse_coo, whose size depends on its values"):
+        predict_sum(words, shape(4, 8, dtype=torch.int64), optimizer="SGD")
 
 
 def test_a_packed_sequence_is_told_as_what_cannot_be_traced() -> None:

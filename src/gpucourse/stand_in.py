@@ -255,7 +255,9 @@ def _attention(
     dense = query.dim() == key.dim() == value.dim() == 4 and query.numel() > 0 and key.numel() > 0
     grouped = query.shape[-3] != key.shape[-3] if query.dim() > 2 else False
     train = any(t.requires_grad for t in (query, key, value)) and torch.is_grad_enabled()
-    if dense and half and attn_mask is None and width == width_v <= 256:
+    kernels: Any = torch.backends.cuda  # what torch.nn.attention.sdpa_kernel allows
+    flash = kernels.flash_sdp_enabled() or kernels.cudnn_sdp_enabled()
+    if flash and dense and half and attn_mask is None and width == width_v <= 256:
         if grouped and not enable_gqa:
             dense = False  # the plain formula raises, as it should
         else:
@@ -267,7 +269,8 @@ def _attention(
             )
             return made[0][..., :width] if width % 8 else made[0]
     aligned = width % (8 if half else 4) == 0 and width_v % (8 if half else 4) == 0
-    if dense and not grouped and aligned and query.dtype in (torch.float16, torch.bfloat16, torch.float32):
+    known = query.dtype in (torch.float16, torch.bfloat16, torch.float32)
+    if kernels.mem_efficient_sdp_enabled() and dense and not grouped and aligned and known:
         mask = _efficient_mask(attn_mask, query, key)
         return aten._scaled_dot_product_efficient_attention(
             query, key, value, mask, train, dropout_p, is_causal, scale=scale

@@ -557,7 +557,7 @@ def _twin(tensor: Any) -> Any:
     import torch
 
     # Moving a tensor keeps its strides where they leave no holes, and makes it contiguous otherwise.
-    dense = torch._prims_common.is_non_overlapping_and_dense_or_false(tensor)
+    dense = _is_dense(tensor.size(), tensor.stride())
     with torch.no_grad():
         twin = (
             torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device())
@@ -567,6 +567,16 @@ def _twin(tensor: Any) -> Any:
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
     return twin.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+
+
+def _is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Say whether the elements fill their stretch of memory, each once, in whatever order of the axes."""
+    expected = 1
+    for step, length in sorted(pair for pair in zip(stride, size, strict=True) if pair[1] != 1):
+        if step != expected:
+            return False
+        expected *= length
+    return True
 
 
 def _placed(model: Any) -> tuple[Any, list[str]]:
@@ -707,6 +717,11 @@ def _errors_told() -> Iterator[None]:
         ) from error
     except Exception as error:
         text = str(error)
+        if any(told in text for told in ("not compiled with CUDA", "NVIDIA driver", "No CUDA GPUs")):
+            raise UnseenError(
+                f"{_line_of(error)} asks the driver for something ({text.splitlines()[0]}), and a prediction has none: "
+                "leave calls of torch.cuda out of what is predicted"
+            ) from error
         if "data pointer" in text or ".numpy() is not supported" in text:
             raise UnseenError(f"{_line_of(error)} reads a tensor's values, and a trace has none") from error
         if "same device" in text or "different devices" in text:
@@ -733,7 +748,7 @@ def _reason(error: Exception) -> str:
             f"makes a tensor whose shape depends on values ({operator}): its bytes cannot be seen without data. "
             "Use a form of fixed shape (torch.where, a mask that multiplies)"
         )
-    return f"uses {operator}, which cannot be traced without data: {error}"
+    return f"uses what cannot be traced without data: {error}"
 
 
 def _line_of(error: BaseException) -> str:

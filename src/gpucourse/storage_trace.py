@@ -142,6 +142,46 @@ class StorageTrace:
             for _, (most, at, asked) in sorted(peaks.items())
         ]
 
+    def timeline(self, points: int = 400) -> list[tuple[int, str, dict[Role, int]]]:
+        """Give what is live over the steps, at about so many instants: of each stretch its highest.
+
+        Parameters
+        ----------
+        points
+            How many at most.
+
+        Returns
+        -------
+        list
+            (step, phase, bytes by role as asked for) in order of time.
+
+        Raises
+        ------
+        ValueError
+            `points` is below 1.
+        """
+        if points < 1:
+            raise ValueError(f"points is {points}; wanted 1 or more")
+        stretch = -(-len(self.events) // points) or 1
+        live: dict[Role, int] = dict.fromkeys(get_args(Role), 0)
+        total = highest = mark = step = 0
+        phase = "setup"
+        found: list[tuple[int, str, dict[Role, int]]] = []
+        for at, event in enumerate(self.events):
+            while mark < len(self.marks) and self.marks[mark][0] <= at:
+                _, step, phase, _ = self.marks[mark]
+                mark += 1
+            number, sign = (event, 1) if event >= 0 else (-1 - event, -1)
+            live[self.roles[number]] += sign * self.sizes[number]
+            total += sign * self.sizes[number]
+            if at % stretch == 0:
+                found.append((step, phase, dict(live)))
+                highest = total
+            elif total > highest:
+                found[-1] = (step, phase, dict(live))
+                highest = total
+        return found
+
     def live(self, moment: Moment) -> dict[Role, int]:
         """Sum what is live right after an instant, as asked for.
 
@@ -223,6 +263,8 @@ class Tracer:
         """
         if tensor.device != self._device:
             return
+        if str(tensor.layout) != "torch.strided":
+            raise NotImplementedError(f"a tensor of layout {tensor.layout}, whose size depends on its values")
         storage = tensor.untyped_storage()
         address, nbytes = storage._cdata, storage.nbytes()
         known = self._live.get(address)
@@ -371,9 +413,13 @@ def _mode_class() -> Any:
                 role = "casts"  # autocast's copy of a weight in a smaller dtype
             elif torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
                 role = "recomputed"  # a backward pass itself runs without gradients of its own
-            for tensor in made if isinstance(made, (tuple, list)) else (made,):
-                if isinstance(tensor, torch.Tensor):
-                    tracer.see(tensor, role)
+            waiting = [made]
+            while waiting:
+                value = waiting.pop()
+                if isinstance(value, torch.Tensor):
+                    tracer.see(value, role)
+                elif isinstance(value, (tuple, list)):
+                    waiting += reversed(value)
             if inside:
                 tracer.inside(inside)
             return made
