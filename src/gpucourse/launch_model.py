@@ -148,7 +148,7 @@ class LaunchModel:
     def queue_most(self) -> int:
         """Most launches that are made and not yet over, looked at whenever the host has made another.
 
-        A real queue ends somewhere (chapter 04 records where); a chain longer than that holds the host, and
+        A real queue ends somewhere (chapter 4 records where); a chain longer than that holds the host, and
         changes neither the total nor the idle time.
         """
         launch, work, latency = _ns(self.launch_us), self._work_ns, _ns(self.latency_us)

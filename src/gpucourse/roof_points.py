@@ -169,7 +169,7 @@ _PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def recorded_roofs() -> tuple[MeasuredRoof, ...]:
-    """Read the recorded ceilings and the kernels recorded in chapters 02 and 03.
+    """Read the recorded ceilings and the kernels recorded in chapters 2 and 3.
 
     Returns
     -------
