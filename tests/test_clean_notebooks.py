@@ -154,8 +154,13 @@ def test_the_install_cell_says_what_to_do_where_no_address_is_known(monkeypatch:
     monkeypatch.delenv(clean_notebooks.INSTALL_VARIABLE, raising=False)
     # As on a machine without the package.
     code = clean_notebooks.install_cell().replace("import gpucourse", "import gpucourse_that_is_not_there")
-    with pytest.raises(ModuleNotFoundError, match=r"in the book's folder run `python -m pip install \.`"):
+    with pytest.raises(ModuleNotFoundError) as missing:
         exec(code, {})
+    # A notebook on its own, in a hosted runtime, has no repository's folder: the second way is for it.
+    said = str(missing.value)
+    assert "run `python -m pip install .` in the repository's folder" in said
+    assert "`python -m pip wheel . --no-deps`" in said
+    assert "`%pip install gpucourse-*.whl`" in said
 
 
 def test_the_install_cell_installs_from_the_address_that_publishing_gives(

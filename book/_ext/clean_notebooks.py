@@ -331,8 +331,10 @@ def install_cell() -> str:
         missing = f"    %pip install --quiet {address}"
     else:
         advice = (
-            "the package gpucourse is not installed in this kernel: in the book's folder run "
-            "`python -m pip install .`, then restart the kernel"
+            "the package gpucourse is not installed in this kernel. Either run `python -m pip install .` in the "
+            "repository's folder, or, in a hosted notebook, upload the wheel that `python -m pip wheel . --no-deps` "
+            "makes there, put it beside this notebook and run `%pip install gpucourse-*.whl`. "
+            "Then restart the kernel"
         )
         missing = f'    raise ModuleNotFoundError(\n        "{advice}"\n    ) from None'
     return (
