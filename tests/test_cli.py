@@ -12,6 +12,7 @@ import time
 import pytest
 
 from gpucourse import cli
+from gpucourse.environment import cuda_available
 
 HOST = ["time", "x.sum()", "--setup", "x = 1\nimport torch\nx = torch.ones(3)", "--device", "cpu"]
 SHORT = ["--max-seconds", "0.02"]
@@ -83,3 +84,20 @@ def test_an_error_about_a_file_of_the_commands_own_is_not_called_the_outputs(mon
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     with pytest.raises(FileNotFoundError, match=r"missing\.md"):
         cli.main(["doctor"])
+
+
+def test_the_help_says_what_each_command_is_for_before_it_lists_them(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    before = capsys.readouterr().out.partition("positional")[0]
+    for word in ("machine", "time a snippet", "roofline", "record"):
+        assert word in " ".join(before.split())
+
+
+@pytest.mark.skipif(cuda_available(), reason="there is a GPU here")
+@pytest.mark.parametrize("arguments", [["time", "1"], ["roofline"], ["record"]])
+def test_an_error_names_its_command_once(arguments, capsys):
+    assert cli.main(arguments) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"gpucourse {arguments[0]}: this command needs a CUDA device: ")
+    assert said.count(f"gpucourse {arguments[0]}") == 1

@@ -56,7 +56,7 @@ def test_without_a_gpu_it_fails_and_says_what_it_needs(capsys: pytest.CaptureFix
     assert cli.main(["roofline", "--dtype", "bf16"]) == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("gpucourse roofline: gpucourse roofline needs a CUDA device")
+    assert said.err.startswith("gpucourse roofline: this command needs a CUDA device")
 
 
 def test_the_usual_precisions_are_measured_and_printed_with_every_operation(gpu, capsys) -> None:

@@ -64,7 +64,7 @@ def test_without_a_gpu_it_fails_and_says_what_it_needs(capsys):
     assert cli.main(["time", "x.sum()", *X]) == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("gpucourse time: gpucourse time needs a CUDA device")
+    assert said.err.startswith("gpucourse time: this command needs a CUDA device")
     assert said.err.endswith("Or time the host with --device cpu.\n")
 
 

@@ -85,7 +85,7 @@ def test_a_budget_accounts_for_its_whole_step_and_its_trace_is_complete(name: st
     budget = StepBudget.from_dict(row)
     assert row["complete"]
     assert BUDGETS["failed"] == {}
-    parts = budget.least_us + budget.above_us + budget.uncounted_us + budget.gap_us
+    parts = budget.least_us + budget.beyond_us + budget.uncounted_us + budget.gap_us
     assert parts == pytest.approx(budget.span_us + budget.overlap_us)
     assert budget.uncounted_us < 0.01 * budget.span_us
     assert budget.least_us == pytest.approx(row["burst"]["least_us"])

@@ -13,6 +13,7 @@ from gpucourse.bound import Roofline
 from gpucourse.environment import Environment
 from gpucourse.kernels import Kernel, KernelTrace
 from gpucourse.measured_roof import Ceiling, MeasuredRoofline
+from gpucourse.recording import load
 from gpucourse.step_budget import StepBudget, step_budget, traced_calls
 
 ROOFS = {
@@ -241,14 +242,14 @@ def test_every_microsecond_is_accounted_for(rows) -> None:
         op = op if call is None else ops.setdefault(call, op)
         kernels.append(kernel(op, [[64, 64], [64, 64]], start, duration, call))
     found = step_budget(trace(*kernels), ROOFS)
-    total = found.least_us + found.above_us + found.uncounted_us + found.gap_us
+    total = found.least_us + found.beyond_us + found.uncounted_us + found.gap_us
     assert total == pytest.approx(found.span_us + found.overlap_us, abs=1e-6)
     assert found.overlap_us >= -1e-6
     assert found.gap_us >= -1e-6
     assert sum(row.kernels for row in found.rows) == len(kernels)
     for most in (0, 1, 2):
         short = found.condensed(most)
-        for name in ("least_us", "measured_us", "uncounted_us", "above_us", "expected_us", "calls"):
+        for name in ("least_us", "measured_us", "uncounted_us", "beyond_us", "expected_us", "calls"):
             assert getattr(short, name) == pytest.approx(getattr(found, name), abs=1e-6)
     families = found.by_family()
     assert sum(sums["measured_us"] for sums in families.values()) == pytest.approx(found.measured_us)
@@ -286,6 +287,48 @@ def test_a_recorded_budget_is_read_back_and_long_lists_are_cut_in_it() -> None:
         StepBudget.from_dict(data)
 
 
+def test_a_budget_recorded_under_either_name_of_the_loss_is_read_and_keeps_the_name_that_readers_use() -> (
+    None
+):
+    found = step_budget(trace(kernel("aten::mm", PRODUCT, 0, 3000, 0)), ROOFS)
+    data = json.loads(json.dumps(found.as_dict()))
+    assert data["above_us"] == found.beyond_us > 0
+    renamed = {("beyond_us" if name == "above_us" else name): value for name, value in data.items()}
+    older = {name: value for name, value in data.items() if name != "remarks"}
+    for given_data in (data, renamed, older):
+        again = StepBudget.from_dict(given_data)
+        assert again == found
+        assert again.beyond_us == data["above_us"]
+
+
+def test_the_recorded_budgets_of_the_night_are_read_and_add_up_to_what_was_recorded() -> None:
+    for recorded in load("step_budgets")["steps"].values():
+        found = StepBudget.from_dict(recorded)
+        assert found.beyond_us == pytest.approx(recorded["above_us"])
+        assert "beyond the roof's time" in str(found)
+
+
+def test_one_roof_for_calls_of_several_precisions_is_remarked_on() -> None:
+    half = kernel("aten::mm", PRODUCT, 4000, 300, 1, dtypes=["bfloat16"] * 2)
+    both = trace(kernel("aten::mm", PRODUCT, 0, 3000, 0), half)
+    said = "one roof was used for all precisions (fp32, bf16): give a roof for each"
+    found = step_budget(both, ROOFS["fp32"])
+    assert said in str(found)
+    assert said in found.condensed(1)._repr_html_()
+    assert StepBudget.from_dict(json.loads(json.dumps(found.as_dict()))).remarks == found.remarks
+    assert step_budget(both, ROOFS).remarks == ()
+    assert step_budget(trace(half), ROOFS["bf16"]).remarks == ()
+
+
+def test_a_measured_roof_that_judges_calls_of_another_precision_alone_is_remarked_on() -> None:
+    half = trace(kernel("aten::mm", PRODUCT, 0, 300, 0, dtypes=["bfloat16"] * 2))
+    roof = measured()
+    assert roof.precision == "fp32"
+    (remark,) = step_budget(half, roof).remarks
+    assert remark.startswith("the roof of fp32 was used for all precisions (bf16)")
+    assert step_budget(trace(kernel("aten::mm", PRODUCT, 0, 3000, 0)), roof).remarks == ()
+
+
 def test_the_text_says_what_is_explained_and_where_the_rest_is() -> None:
     found = step_budget(
         trace(
@@ -296,7 +339,7 @@ def test_the_text_says_what_is_explained_and_where_the_rest_is() -> None:
         ROOFS,
     )
     assert str(found) == (
-        "step of 3.21 ms: roof 2.85 ms (88.8 %), above the roof 260.6 µs, without a count 40.0 µs, "
+        "step of 3.21 ms: roof 2.85 ms (88.8 %), beyond the roof's time 260.6 µs, without a count 40.0 µs, "
         "idle 60.0 µs; 3 calls"
     )
     rows = found.table()
@@ -322,6 +365,12 @@ def test_kernels_that_overlap_are_said_to() -> None:
     [
         (3, ROOFS, TypeError, "takes a KernelTrace or its dict with the kernels, not 3"),
         ({"span_us": 1.0}, ROOFS, TypeError, "takes a KernelTrace or its dict"),
+        (
+            {"trace": trace()},
+            ROOFS,
+            TypeError,
+            "not keys .'trace'.: pass the trace itself, not the recording",
+        ),
         (trace(), ROOFS, ValueError, "the trace has no kernel"),
         (
             trace({"name": "k", "op": "", "start_us": 0.0}),

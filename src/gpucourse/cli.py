@@ -1,4 +1,4 @@
-"""The command ``gpucourse``: say what this machine can do, and record the book's measurements."""
+"""The command ``gpucourse``: doctor, time, roofline and record."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ from gpucourse.environment import Environment, NoGPUError, _torch_state, require
 __all__ = ["doctor_lines", "main"]
 
 BOOK_CAP_GB = 24
+DESCRIPTION = (
+    "Say what this machine can do, time a snippet of torch, measure this GPU's roofline, and record the book's "
+    "measurements."
+)
 
 
 def doctor_lines() -> list[str]:
@@ -82,7 +86,7 @@ def _record(options: argparse.Namespace) -> int:
     root = options.root
     try:
         if not options.check:
-            require_cuda("gpucourse record")  # before the chapters are read, which takes seconds
+            require_cuda("this command")  # before the chapters are read, which takes seconds
         pages = recorder.find_pages(root)
         if options.check:
             problems = recorder.check_recordings(root)
@@ -135,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # an encoding without µ costs the letter, no result
-    parser = argparse.ArgumentParser(prog="gpucourse", description=__doc__)
+    parser = argparse.ArgumentParser(prog="gpucourse", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="command")
     doctor = commands.add_parser(

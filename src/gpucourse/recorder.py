@@ -142,7 +142,7 @@ def record_page(page: Page, root: Path) -> float:
     RecordPageError
         A cell failed, or the run ended without one of the page's recordings.
     """
-    require_cuda("gpucourse record")
+    require_cuda("this command")
     notebook = _read(page.path)
     try:
         from nbclient import NotebookClient

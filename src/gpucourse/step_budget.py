@@ -8,7 +8,7 @@ whose bytes came from the L2 may take less than its least, and its loss is then 
 >>> trace = {"kernels": [dict(kernel, start_us=0.0, duration_us=8.0)]}
 >>> budget = step_budget(trace, Roofline(peak_flops=67e12, bandwidth=4.8e12))
 >>> print(budget)
-step of 8.0 µs: roof 4.0 µs (50.1 %), above the roof 4.0 µs, without a count 0.0 µs, idle 0.0 µs; 1 call
+step of 8.0 µs: roof 4.0 µs (50.1 %), beyond the roof's time 4.0 µs, without a count 0.0 µs, idle 0.0 µs; 1 call
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class BudgetRow:
 class StepBudget:
     """A step, explained as far as the roof explains it.
 
-    These add up: ``least_us + above_us + uncounted_us + gap_us = span_us + overlap_us``.
+    These add up: ``least_us + beyond_us + uncounted_us + gap_us = span_us + overlap_us``.
 
     Attributes
     ----------
@@ -131,11 +131,14 @@ class StepBudget:
         From the first kernel's start to the last one's end, in µs.
     busy_us
         Time in which at least one kernel ran, in µs.
+    remarks
+        What to know before believing the shares, such as that one roof judged every precision.
     """
 
     rows: tuple[BudgetRow, ...]
     span_us: float
     busy_us: float
+    remarks: tuple[str, ...] = ()
 
     @property
     def calls(self) -> int:
@@ -153,7 +156,7 @@ class StepBudget:
         return math.fsum(row.measured_us for row in self.rows)
 
     @property
-    def above_us(self) -> float:
+    def beyond_us(self) -> float:
         """What the counted calls took beyond their least times, in µs."""
         return math.fsum(row.loss_us for row in self.rows if row.least_us is not None)
 
@@ -179,7 +182,7 @@ class StepBudget:
 
     @property
     def unexplained_us(self) -> float:
-        """What the roof leaves of the span, in µs: above the roof, without a count, and idle."""
+        """What the roof leaves of the span, in µs: beyond the roof's time, without a count, and idle."""
         return self.span_us - self.least_us
 
     @property
@@ -248,7 +251,7 @@ class StepBudget:
     def __str__(self) -> str:
         parts = [
             f"roof {_us(self.least_us)} ({100 * self.explained:.1f} %)",
-            f"above the roof {_us(self.above_us)}",
+            f"beyond the roof's time {_us(self.beyond_us)}",
             f"without a count {_us(self.uncounted_us)}",
             f"idle {_us(self.gap_us)}",
         ]
@@ -259,7 +262,8 @@ class StepBudget:
         if self.overlap_us > 0.01 * self.busy_us:
             parts.append(f"less {_us(self.overlap_us)} that overlap")
         number = f"{self.calls} call{'s' if self.calls != 1 else ''}"
-        return f"step of {_us(self.span_us)}: {', '.join(parts)}; {number}"
+        remarks = "".join(f"; {remark}" for remark in self.remarks)
+        return f"step of {_us(self.span_us)}: {', '.join(parts)}; {number}{remarks}"
 
     def table(self, most: int | None = None) -> list[tuple[str, ...]]:
         """Give a row of text for each operation, the largest loss first.
@@ -310,10 +314,12 @@ class StepBudget:
 
     def as_dict(self) -> dict[str, Any]:
         """Give sums, families and rows as plain data."""
-        sums = ("span_us", "busy_us", "gap_us", "least_us", "expected_us", "measured_us", "above_us")
+        sums = ("span_us", "busy_us", "gap_us", "least_us", "expected_us", "measured_us")
         more = ("uncounted_us", "overlap_us", "unexplained_us", "explained", "explained_at_shapes", "calls")
         return {
             **{name: getattr(self, name) for name in (*sums, *more)},
+            "above_us": self.beyond_us,  # the name that recordings and their readers know it by
+            "remarks": list(self.remarks),
             "families": self.by_family(),
             "rows": [row.as_dict() for row in self.rows],
         }
@@ -325,7 +331,8 @@ class StepBudget:
         Parameters
         ----------
         data
-            Plain data; sums are computed anew, of long lists of shapes only the first are there.
+            Plain data; sums are computed anew (so they may be there under any name, or not), of long lists of
+            shapes only the first are there. Remarks, which older data lacks, are then empty.
 
         Raises
         ------
@@ -340,7 +347,12 @@ class StepBudget:
                 facts["shapes"] = tuple(tuple(shape) for shape in row["shapes"])
                 facts["dtypes"] = tuple(row["dtypes"])
                 rows.append(BudgetRow(**facts))
-            return cls(rows=tuple(rows), span_us=data["span_us"], busy_us=data["busy_us"])
+            return cls(
+                rows=tuple(rows),
+                span_us=data["span_us"],
+                busy_us=data["busy_us"],
+                remarks=tuple(data.get("remarks", ())),
+            )
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"no budget as StepBudget.as_dict writes it: {error} is missing or wrong; record it again"
@@ -448,7 +460,8 @@ def step_budget(
         Of `gpucourse.kernels.trace`, or what its ``as_dict`` gave. Kernels of one call are one entry: its
         time is that in which at least one of them ran.
     roofs
-        A roof for each precision, "fp32", "tf32", "bf16", …; or one for all. A measured roof stands for its
+        A roof for each precision, "fp32", "tf32", "bf16", …; or one for all, which the result remarks on where
+        the calls differ. A measured roof stands for its
         burst ceilings: fills are held against its stream that writes, sums against the one that reads, all
         else against the best that does both. The arithmetic of a product or of attention is held against its
         inputs' precision, all other arithmetic, which the tensor cores do not do, against "fp32" where there
@@ -499,7 +512,22 @@ def step_budget(
         for group in grouped.values()
     ]
     rows.sort(key=lambda row: -row.loss_us)
-    return StepBudget(rows=tuple(rows), span_us=span_us, busy_us=busy_us)
+    return StepBudget(rows=tuple(rows), span_us=span_us, busy_us=busy_us, remarks=_remarks(rows, roofs))
+
+
+def _remarks(rows: Sequence[BudgetRow], roofs: Any) -> tuple[str, ...]:
+    """Say where one roof, given without a precision, was held against calls of others."""
+    if isinstance(roofs, Mapping):
+        return ()
+    found = dict.fromkeys(row.precision for row in rows if row.precision)
+    own = roofs.precision if isinstance(roofs, MeasuredRoofline) else ""
+    if len({*found, *([own] if own and found else [])}) < 2:
+        return ()
+    roof = f"the roof of {own}" if own else "one roof"
+    return (
+        f"{roof} was used for all precisions ({', '.join(found)}): give a roof for each, such as "
+        '{"fp32": …, "bf16": …}',
+    )
 
 
 def _work_of(
@@ -652,7 +680,7 @@ def _read(trace: Any) -> tuple[list[TracedCall], float, float, int | None]:
         kernels = trace["kernels"]
     else:
         raise TypeError(
-            f"step_budget takes a KernelTrace or its dict with the kernels, not {short(trace)}; "
+            f"step_budget takes a KernelTrace or its dict with the kernels, not {_told(trace)}; "
             "gpucourse.kernels.trace records one"
         )
     groups: dict[Any, list[Mapping[str, Any]]] = {}
@@ -668,6 +696,14 @@ def _read(trace: Any) -> tuple[list[TracedCall], float, float, int | None]:
     every = [_interval(kernel) for group in groups.values() for kernel in group]
     span_us = max(end for _, end in every) - min(start for start, _ in every)
     return calls, span_us, _union_us(every), l2_bytes
+
+
+def _told(given: Any) -> str:
+    """Name what was given for a trace; of a mapping its keys, since the trace is often one of them."""
+    if not isinstance(given, Mapping):
+        return short(given)
+    keys = f"keys {sorted(map(str, given))[:6]}"
+    return f"{keys}: pass the trace itself, not the recording around it"
 
 
 def _facts(kernel: Any) -> dict[str, Any]:

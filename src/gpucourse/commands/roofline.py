@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         What the parser read.
     """
     try:
-        require_cuda("gpucourse roofline")
+        require_cuda("this command")
     except NoGPUError as error:
         print(f"gpucourse roofline: {error}", file=sys.stderr)
         return 1

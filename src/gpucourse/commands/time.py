@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
         return _fail('the snippet is empty: give statements to time, such as "x @ x"', 2)
     try:
         if options.device == "cuda":
-            require_cuda("gpucourse time")
+            require_cuda("this command")
         timing = _timed(snippet, setup, options)
     except NoGPUError as error:
         return _fail(f"{error} Or time the host with --device cpu.", 1)
