@@ -372,7 +372,9 @@ def test_torch_is_left_as_it_was_after_a_failure_too() -> None:
             torch.clear_autocast_cache,
             torch.cuda.is_bf16_supported,
             F.scaled_dot_product_attention,
+            torch.rms_norm,
             dict(vars(torch._VF)),
+            *(torch._C._dispatch_dump(f"aten::{name}") for name in ("mm", "softmax.int", "layer_norm")),
         ]
 
     before = look()
