@@ -369,3 +369,44 @@ def test_an_operation_is_named_by_a_text() -> None:
 def test_every_attention_rule_takes_the_causal_flag() -> None:
     for name, rule in _RULES.items():
         assert (rule in _ATTENTIONS) == ("attention" in name)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [
+        ("aten::native_layer_norm", [(5, 0), (0,), (0,)]),
+        ("aten::native_layer_norm_backward", [(0, 5), (0, 5), (0, 1)]),
+        ("aten::_softmax", [(5, 0)]),
+        ("aten::_softmax_backward_data", [(5, 0), (5, 0)]),
+        ("aten::linear", [(2, 0), (3, 0)]),
+        ("aten::gather", [(5, 3), (5, 0)]),
+        ("aten::mm", [(0, 5), (5, 3)]),
+        ("aten::bmm", [(0, 2, 2), (0, 2, 2)]),
+    ],
+)
+def test_a_call_on_an_empty_tensor_has_no_count_and_stops_nothing(op, shapes) -> None:
+    assert "empty" in missing(op, shapes)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        (
+            {"shapes": [(2, 2.5), (2, 2)]},
+            TypeError,
+            r"a length in the shape \(2, 2.5\) is a whole number, not 2.5",
+        ),
+        ({"shapes": [(True, 2), (2, 2)]}, TypeError, "not True"),
+        ({"shapes": [(float("inf"), 2), (2, 2)]}, TypeError, "not inf"),
+        ({"shapes": [(-2, 2), (2, 2)]}, ValueError, "is -2; wanted 0 or more"),
+        ({"shapes": [None, (2, 2)]}, TypeError, "a shape is a list of whole numbers, not None"),
+        ({"shapes": None}, TypeError, "shapes are a list, one a tensor, not None"),
+        ({"dtypes": "float32"}, TypeError, "dtypes are a list of names, one a shape, not 'float32'"),
+        ({"list_elements": 1.5}, TypeError, "list_elements is a whole number, not 1.5"),
+        ({"list_elements": -1}, ValueError, "list_elements is -1; wanted 0 or more"),
+    ],
+)
+def test_shapes_that_no_tensor_has_are_refused_and_not_rounded(given, error, said) -> None:
+    facts = {"shapes": [(2, 2), (2, 2)], "dtypes": ["float32"] * 2} | given
+    with pytest.raises(error, match=said):
+        work_of_call("aten::mm", **facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import types
 
@@ -393,3 +394,61 @@ def test_the_sustained_rates_are_those_of_the_last_third(monkeypatch: pytest.Mon
     assert len(curve) == pytest.approx(9.0 / 0.24, rel=0.1)  # slices of 250 and of 208 calls
     assert all(at <= then for (at, _, _), (then, _, _) in itertools.pairwise(curve))
     assert measured_roof._long_load([product(1.0)], stream(1.0), torch.float32, 0) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("products", 0, "samples_ms", 0), float("nan"), "a sample is nan: a finite number is wanted"),
+        (("products", 0, "samples_ms", 0), True, "a sample is True: a finite number is wanted"),
+        (("products", 0, "samples_ms", 0), 0, "a sample is 0: more than 0 is wanted"),
+        (("products", 0, "samples_ms"), [], "samples_ms is empty"),
+        (("products", 0, "samples_ms"), "12", "samples_ms is '12': a list is wanted"),
+        (("products", 0, "amount"), 10**400, "amount is 1000.*: a finite number is wanted"),
+        (("products", 0, "shape", 0), 2.5, "a length in shape is 2.5: a whole number, 1 or more"),
+        (("products", 0, "kind"), "copy", "products holds a ceiling of the kind 'copy': a product is wanted"),
+        (("products", 0, "kind"), "stroll", "kind is 'stroll': product or one of read, write, copy"),
+        (("products",), {}, "products is {}: a list is wanted"),
+        (("streams",), [], r"streams is \[\]: a table is wanted"),
+        (("datasheet", "tflops"), -1, "tflops is -1: more than 0 is wanted"),
+        (("datasheet",), None, "datasheet is None: a table is wanted"),
+        (("curve",), [[1.0, 2.0]], "seconds, flop/s and MHz are wanted"),
+        (("curve",), ["abc"], "a row of curve is 'abc': a list is wanted"),
+        (("clock_mhz",), [None], "a clock is None|clock_mhz is None"),
+        (("l2_bytes",), 1.5, "l2_bytes is 1.5: a whole number"),
+        (("conditions",), 5, "conditions is 5: a text is wanted"),
+        (("precision",), ["bf16"], r"precision is \['bf16'\]: a text is wanted"),
+        (("precision",), "int8", "precision is 'int8': one of fp32"),
+    ],
+)
+def test_a_value_that_no_measurement_gives_is_named_and_makes_no_roof(path, value, said) -> None:
+    data = recording_of_a_roof()
+    assert MeasuredRoofline.from_dict(data).as_dict() == data  # whole, before it is spoiled
+    place = data
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(ValueError, match=said):
+        MeasuredRoofline.from_dict(data)
+
+
+def recording_of_a_roof() -> dict:
+    """Give a measured roof as JSON has it."""
+    product = Ceiling(
+        kind="product", what="4096³", shape=(4096, 4096, 4096), amount=2.0 * 4096**3, samples_ms=(0.2, 0.21)
+    )
+    stream = Ceiling(kind="copy", what="1 GB", shape=(250_000_000,), amount=2e9, samples_ms=(0.5, 0.52))
+    roof = MeasuredRoofline(
+        device="Card",
+        precision="bf16",
+        products=(product,),
+        streams=(stream,),
+        sustained=(product, stream),
+        curve=((0.25, 6e14, 1980.0),),
+        datasheet_flops=9.89e14,
+        datasheet_bandwidth=4.8e12,
+        clock_mhz=(1980.0, 1965.0),
+        l2_bytes=2**20,
+        conditions="torch",
+    )
+    return json.loads(json.dumps(roof.as_dict()))

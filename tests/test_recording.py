@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -142,6 +143,76 @@ def test_an_object_whose_text_is_an_address_is_refused_in_a_constant():
     cell = "THINGS = [object()]\n@recorded\ndef measured():\n    return {'n': len(THINGS)}\n"
     with pytest.raises(TypeError, match=r"constant THINGS holds .* whose text is an address"):
         fingerprint(notebook(cell)["measured"].function)
+
+
+CONSTANTS = {
+    "a dict": ("K = {'rows': 8, 'tile': {'m': 64}}", "64", "128"),
+    "a set": ("K = {'float32', 'int64'}", "int64", "bool"),
+    "bytes": ("K = b'ab'", "ab", "ac"),
+    "a range": ("K = range(3)", "3", "4"),
+    "a function in a dict": ("def g(x):\n    return 2 * x\nK = {'double': g}", "2 \\*", "3 *"),
+    "a function in a dict in a list": ("def g(x):\n    return 2 * x\nK = [{'double': g}]", "2 \\*", "3 *"),
+    "a lambda": ("K = lambda x: 2 * x", "2 \\*", "3 *"),
+    "the second of two lambdas": ("K = [lambda x: x, lambda x: 2 * x]", "2 \\*", "3 *"),
+    "a partial's argument": ("import functools\nK = functools.partial(max, 2)", "2", "3"),
+    "a partial's function": (
+        "import functools\ndef g(x):\n    return 2 * x\nK = functools.partial(g, 1)",
+        "2 \\*",
+        "3 *",
+    ),
+    "a cached function": (
+        "import functools\n@functools.cache\ndef K():\n    return 2",
+        "return 2",
+        "return 3",
+    ),
+    "a value in a class": (
+        "class K:\n    width = 64\n    def rows(self):\n        return self.width",
+        "64",
+        "128",
+    ),
+    "a static method": (
+        "class K:\n    @staticmethod\n    def rows():\n        return 2",
+        "return 2",
+        "return 3",
+    ),
+    "a property": ("class K:\n    @property\n    def rows(self):\n        return 2", "return 2", "return 3"),
+    "a base class": (
+        "class B:\n    def rows(self):\n        return 2\nclass K(B):\n    pass",
+        "return 2",
+        "return 3",
+    ),
+    "a class in a list": ("class A:\n    def rows(self):\n        return 2\nK = [A]", "return 2", "return 3"),
+    "an integer too long to write": ("K = 10**5000", "5000", "5001"),
+}
+
+
+@pytest.mark.parametrize(("constant", "old", "new"), CONSTANTS.values(), ids=CONSTANTS)
+def test_what_the_measurement_names_belongs_to_its_code_whatever_it_is(constant, old, new):
+    def mark(text: str) -> str:
+        cell = f"{text}\n@recorded\ndef measured():\n    return {{'value': K}}\n"
+        return fingerprint(notebook(cell)["measured"].function)["source"]
+
+    assert mark(constant) == mark(constant)  # made anew, at other addresses
+    assert mark(constant) != mark(re.sub(old, new, constant))
+
+
+def test_the_order_in_which_a_set_lies_in_memory_is_no_part_of_the_code():
+    def mark(values: list[int]) -> tuple[list[int], str]:
+        scope = notebook("@recorded\ndef measured():\n    return {'n': len(K)}\n")
+        scope["K"] = set()
+        for value in values:
+            scope["K"].add(value)
+        return list(scope["K"]), fingerprint(scope["measured"].function)["source"]
+
+    one, another = mark([0, 8]), mark([8, 0])  # one slot of a small table: they lie as they came
+    assert one[0] != another[0]
+    assert one[1] == another[1]
+
+
+def test_a_constant_that_holds_itself_is_refused():
+    scope = notebook("K = [len]\nK.append(K)\n@recorded\ndef measured():\n    return {'n': len(K)}\n")
+    with pytest.raises(TypeError, match="the constant K holds itself"):
+        fingerprint(scope["measured"].function)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -128,7 +129,9 @@ def work_of_call(
     Raises
     ------
     TypeError
-        `op` is no text.
+        `op` is no text, shapes are no lists of whole numbers, or `list_elements` is no whole number.
+    ValueError
+        A length, or `list_elements`, is negative.
 
     Examples
     --------
@@ -139,6 +142,11 @@ def work_of_call(
     """
     if not isinstance(op, str):
         raise TypeError(f"op is the name of an operation, such as 'aten::mm', not {short(op)}")
+    shapes = _whole_shapes(shapes)
+    if list_elements is not None:
+        list_elements = _whole(list_elements, "list_elements")
+    if isinstance(dtypes, str) or not isinstance(dtypes, Sequence):
+        raise TypeError(f"dtypes are a list of names, one a shape, not {short(dtypes)}")
     if not op:
         return Missing(op, "no operation of torch encloses the launch")
     name = _base(op)
@@ -154,10 +162,11 @@ def work_of_call(
         return _element_wise(name, tensors)
     except _NoCountError as error:
         return Missing(op, str(error))
-    except (ValueError, TypeError, IndexError, StopIteration) as error:
-        # The tensors are not those that the rule expects: another overload, or a record cut short.
+    except (ValueError, TypeError, IndexError, StopIteration, ArithmeticError) as error:
+        # The tensors are not those that the rule expects: another overload, a record cut short, a length of 0.
         found = ", ".join(str(list(shape)) for shape in shapes) or "none"
-        return Missing(op, f"the shapes {found} are not those of {name} ({error})")
+        why = "one is empty" if any(0 in shape for shape in shapes) else error
+        return Missing(op, f"the shapes {found} are not those of {name} ({why})")
 
 
 def _base(op: str) -> str:
@@ -174,8 +183,28 @@ def _tensors(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> list[_Te
         itemsize = ITEM_BYTES.get(torch_name(str(dtype).removeprefix("torch.")))
         if itemsize is None:
             raise _NoCountError(f"the type {dtype!r} of an argument has no known size")
-        found.append(_Tensor(tuple(int(size) for size in shape), itemsize))
+        found.append(_Tensor(tuple(shape), itemsize))
     return found
+
+
+def _whole_shapes(shapes: object) -> list[Shape]:
+    """Read the shapes: half an element, or fewer than none, would be counted without an error."""
+    if isinstance(shapes, str) or not isinstance(shapes, Sequence):
+        raise TypeError(f"shapes are a list, one a tensor, not {short(shapes)}")
+    for shape in shapes:
+        if isinstance(shape, str) or not isinstance(shape, Sequence):
+            raise TypeError(f"a shape is a list of whole numbers, not {short(shape)}")
+    return [
+        tuple(_whole(size, f"a length in the shape {short(shape)}") for size in shape) for shape in shapes
+    ]
+
+
+def _whole(value: object, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{what} is a whole number, not {short(value)}")
+    if value < 0:
+        raise ValueError(f"{what} is {short(value)}; wanted 0 or more")
+    return int(value)
 
 
 def _work(flops: float, moved: float, convention: str) -> Work:
@@ -576,7 +605,7 @@ def _generated(op: str, tensors: list[_Tensor], arguments: Sequence[str] | None)
         raise _NoCountError("a generated product: its lengths are not told apart in the trace")
     if not tensors:
         raise _NoCountError("a generated kernel whose arguments are not in the trace")
-    named = list(arguments or ())[: len(tensors)]
+    named = [str(name) for name in arguments or ()][: len(tensors)]
     twice = [name.startswith("in_out") for name in named] + [False] * (len(tensors) - len(named))
     moved, cut = 0, ""
     # A kernel that looks rows up in a table does not read all of it.

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpucourse import hardware, html
+from gpucourse import plain_data as given
 from gpucourse.bound import Roofline
 from gpucourse.environment import Environment, require_cuda
 from gpucourse.units import format_bandwidth, format_bytes, format_rate
@@ -155,21 +156,30 @@ class Ceiling:
         Raises
         ------
         ValueError
-            A field is missing.
+            A field is missing, or its value no fit one.
         """
         try:
+            kind = given.text(data["kind"], "kind")
+            if kind != "product" and kind not in STREAMS:
+                raise ValueError(f"kind is {short(kind)}: product or one of {', '.join(STREAMS)} is wanted")
+            samples = given.rows(data["samples_ms"], "samples_ms")
+            if not samples:
+                raise ValueError("samples_ms is empty: a rate needs one sample at the least")
             return cls(
-                kind=data["kind"],
-                what=data["what"],
-                shape=tuple(data["shape"]),
-                amount=data["amount"],
-                samples_ms=tuple(data["samples_ms"]),
-                seconds=data["seconds"],
+                kind=kind,
+                what=given.text(data["what"], "what"),
+                shape=tuple(
+                    given.whole(size, "a length in shape", least=1)
+                    for size in given.rows(data["shape"], "shape")
+                ),
+                amount=given.number(data["amount"], "amount", above=0),
+                samples_ms=tuple(given.number(sample, "a sample", above=0) for sample in samples),
+                seconds=given.number(data["seconds"], "seconds", least=0),
             )
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                f"no ceiling as Ceiling.as_dict writes it: {error} is missing or wrong"
-            ) from error
+        except KeyError as error:
+            raise ValueError(f"no ceiling as Ceiling.as_dict writes it: {error} is missing") from error
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"no ceiling as Ceiling.as_dict writes it: {error}") from error
 
 
 def _number(text: str) -> str:
@@ -358,28 +368,62 @@ class MeasuredRoofline:
         Raises
         ------
         ValueError
-            A field is missing: it was recorded by an older version, or is something else.
+            A field is missing, or its value no fit one: it was recorded by an older version, or is something else.
         """
         try:
-            tflops, gb_per_s = data["datasheet"]["tflops"], data["datasheet"]["gb_per_s"]
-            loads = [data["sustained"], data["sustained_stream"]]
+            sheet, streams = data["datasheet"], data["streams"]
+            for what, table in (("datasheet", sheet), ("streams", streams)):
+                if not isinstance(table, Mapping):
+                    raise ValueError(f"{what} is {short(table)}: a table is wanted")
+            tflops, gb_per_s = (
+                None if sheet[key] is None else given.number(sheet[key], key, above=0)
+                for key in ("tflops", "gb_per_s")
+            )
+            curve = []
+            for row in given.rows(data["curve"], "curve"):
+                if len(given.rows(row, "a row of curve")) != 3:
+                    raise ValueError(f"a row of curve is {short(row)}: seconds, flop/s and MHz are wanted")
+                seconds, rate, mhz = (given.number(value, "a value in curve", least=0) for value in row)
+                curve.append((seconds, rate, mhz))
+            precision = given.text(data["precision"], "precision")
+            if precision not in PRECISIONS:
+                raise ValueError(f"precision is {short(precision)}: one of {', '.join(PRECISIONS)} is wanted")
             return cls(
-                device=data["device"],
-                precision=data["precision"],
-                products=tuple(Ceiling.from_dict(row) for row in data["products"]),
-                streams=tuple(Ceiling.from_dict(row) for row in data["streams"].values()),
-                sustained=tuple(Ceiling.from_dict(row) for row in loads if row is not None),
-                curve=tuple((row[0], row[1], row[2]) for row in data["curve"]),
+                device=given.text(data["device"], "device"),
+                precision=precision,
+                products=_ceilings("products", data["products"], True),
+                streams=_ceilings("streams", list(streams.values()), False),
+                sustained=(
+                    *_ceilings("sustained", [data["sustained"]], True),
+                    *_ceilings("sustained_stream", [data["sustained_stream"]], False),
+                ),
+                curve=tuple(curve),
                 datasheet_flops=None if tflops is None else tflops * 1e12,
                 datasheet_bandwidth=None if gb_per_s is None else gb_per_s * 1e9,
-                clock_mhz=tuple(data["clock_mhz"]),
-                l2_bytes=data["l2_bytes"],
-                conditions=data["conditions"],
+                clock_mhz=tuple(
+                    given.number(m, "clock_mhz", least=0) for m in given.rows(data["clock_mhz"], "clock_mhz")
+                ),
+                l2_bytes=None if data["l2_bytes"] is None else given.whole(data["l2_bytes"], "l2_bytes"),
+                conditions=given.text(data["conditions"], "conditions"),
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except KeyError as error:
             raise ValueError(
-                f"no roof as MeasuredRoofline.as_dict writes it: {error} is missing or wrong; record it again"
+                f"no roof as MeasuredRoofline.as_dict writes it: {error} is missing; record it again"
             ) from error
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"no roof as MeasuredRoofline.as_dict writes it: {error}; record it again"
+            ) from error
+
+
+def _ceilings(what: str, data: object, product: bool) -> tuple[Ceiling, ...]:
+    """Read the ceilings of one kind, those left out where none was measured."""
+    found = [Ceiling.from_dict(row) for row in given.rows(data, what) if row is not None]
+    for ceiling in found:
+        if ceiling.is_product is not product:
+            wanted = "a product" if product else f"one of {', '.join(STREAMS)}"
+            raise ValueError(f"{what} holds a ceiling of the kind {ceiling.kind!r}: {wanted} is wanted")
+    return tuple(found)
 
 
 def _directions(kind: str) -> str:

@@ -215,11 +215,41 @@ def _between(lines: list[str], start: tuple[int, int], end: tuple[int, int]) -> 
     return "".join([lines[start[0] - 1][start[1] :], *middle, lines[end[0] - 1][: end[1]]])
 
 
-def _parts_of(thing: Any) -> list[Any]:
-    """Give the functions whose source makes up a function or a notebook's own class."""
-    if inspect.isclass(thing):
-        return [item for _, item in sorted(vars(thing).items()) if isinstance(item, types.FunctionType)]
-    return [thing]
+def _parts_of(thing: Any) -> list[types.FunctionType]:
+    """Give the functions whose source makes up a function or a notebook's own class, the class's bases included."""
+    if not inspect.isclass(thing):
+        return [thing]
+    found = []
+    for kind in thing.__mro__:
+        if kind.__module__ == thing.__module__:
+            for _, item in sorted(vars(kind).items()):
+                inside = (item.fget, item.fset, item.fdel) if isinstance(item, property) else (item,)
+                found += [part for part in map(_beneath, inside) if part is not None]
+    return found
+
+
+def _values_of(thing: type) -> dict[str, Any]:
+    """Give the plain values that a notebook's own class, and its bases there, hold: ``width = 64`` in their bodies."""
+    return {
+        f"{kind.__qualname__}.{name}": item
+        for kind in thing.__mro__
+        if kind.__module__ == thing.__module__
+        for name, item in sorted(vars(kind).items())
+        if not name.startswith("__") and isinstance(item, _PLAIN)
+    }
+
+
+def _beneath(thing: Any) -> types.FunctionType | None:
+    """Give the function as it was written, beneath a method's or a cache's wrapping or a compiler's; None for else."""
+    seen: set[int] = set()
+    while id(thing) not in seen:
+        seen.add(id(thing))
+        deeper = thing.__func__ if isinstance(thing, staticmethod | classmethod) else None
+        deeper = deeper or getattr(thing, "__dict__", {}).get("__wrapped__")
+        if deeper is None:
+            break
+        thing = deeper
+    return thing if isinstance(thing, types.FunctionType) else None
 
 
 def _global_words(code: types.CodeType) -> set[str]:
@@ -231,25 +261,81 @@ def _global_words(code: types.CodeType) -> set[str]:
     return loaded.union(*(_global_words(item) for item in inner))
 
 
+_PLAIN = (str, bytes, int, float, complex, tuple, list, dict, set, frozenset, range, functools.partial)
+
+
 def _functions_in(thing: Any) -> list[types.FunctionType]:
-    """Give the functions that stand in a constant, however deep in lists and tuples."""
-    if isinstance(thing, tuple | list):
+    """Give the functions and classes' functions that stand in a constant, however deep."""
+    if isinstance(thing, dict):
+        return [part for item in thing.items() for part in _functions_in(item)]
+    if isinstance(thing, tuple | list | set | frozenset):
         return [part for item in thing for part in _functions_in(item)]
-    return [thing] if isinstance(thing, types.FunctionType) else []
+    if isinstance(thing, functools.partial):
+        return _functions_in((thing.func, thing.args, thing.keywords))
+    beneath = _beneath(thing)
+    if beneath is not None:
+        return [beneath]
+    return _parts_of(thing) if inspect.isclass(thing) else []
+
+
+def _in_parts(thing: Any) -> bool:
+    """Whether a constant is written part by part: its own text would hold an address, or come in any order."""
+    if isinstance(thing, dict):
+        return any(_in_parts(part) for item in thing.items() for part in item)
+    if isinstance(thing, tuple | list):
+        return any(map(_in_parts, thing))
+    return isinstance(thing, set | frozenset | functools.partial) or _beneath(thing) is not None
 
 
 def _constant(thing: Any, name: str) -> str:
     """Write a constant as text that is the same in every process: a function by its name, its code apart."""
-    if _functions_in(thing) and not isinstance(thing, types.FunctionType):
-        inside = ", ".join(_constant(item, name) for item in thing)
+    beneath = _beneath(thing)
+    if beneath is None and _in_parts(thing):
+        if isinstance(thing, functools.partial):
+            return f"partial{_constant((thing.func, thing.args, thing.keywords), name)}"
+        if isinstance(thing, dict):
+            pairs = (f"{_constant(key, name)}: {_constant(item, name)}" for key, item in thing.items())
+            return f"{{{', '.join(pairs)}}}"
+        texts = [_constant(item, name) for item in thing]
+        if isinstance(thing, set | frozenset):
+            return f"set({', '.join(sorted(texts))})"
+        inside = ", ".join(texts)
         return f"({inside})" if isinstance(thing, tuple) else f"[{inside}]"
-    text = thing.__qualname__ if isinstance(thing, types.FunctionType) else repr(thing)
+    if beneath is not None:
+        return beneath.__qualname__
+    try:
+        text = repr(thing)
+    except ValueError:  # an integer of more digits than Python writes
+        text = hex(thing) if isinstance(thing, int) else f"a {type(thing).__name__}"
     if not isinstance(thing, str) and re.search(r" at 0x[0-9a-f]+>", text):
         raise TypeError(
             f"the constant {name} holds {text[:80]}, whose text is an address: it differs in each process, so a "
             "recording could never agree with it. Make the object inside the function that measures."
         )
     return text
+
+
+def _written(thing: Any, name: str) -> str:
+    try:
+        return _constant(thing, name)
+    except RecursionError:
+        raise TypeError(
+            f"the constant {name} holds itself, so it has no text that a recording could keep: make it inside the "
+            "function that measures"
+        ) from None
+
+
+def _label_and_tokens(function: types.FunctionType) -> tuple[str, list[str]]:
+    """Give the name that a function counts under, and its tokens; lambdas have no name, and count by their text."""
+    source = inspect.getsource(function)
+    if function.__name__ != "<lambda>":
+        return function.__qualname__, _source_tokens(source)
+    try:
+        tokens = [token.string for token in tokenize.generate_tokens(io.StringIO(source.strip()).readline)]
+    except (tokenize.TokenError, SyntaxError):  # a line out of the middle of a list
+        tokens = re.findall(r"\w+|[^\w\s]", source)
+    tokens = [token for token in tokens if token.strip() and not token.startswith("#")]
+    return " ".join(tokens), tokens
 
 
 def fingerprint(function: Callable[..., Any]) -> dict[str, Any]:
@@ -271,6 +357,13 @@ def fingerprint(function: Callable[..., Any]) -> dict[str, Any]:
     NameError
         It uses a name that is not defined by now. A replay would never notice, and the same page would fail
         on a GPU.
+    TypeError
+        A constant that it names holds what has no lasting text, or holds itself.
+
+    Notes
+    -----
+    Constants are text, bytes, numbers, and lists, tuples, dicts, sets, ranges and partials of these, of functions and
+    of classes. Any other object of the notebook (a tensor, a model) is not followed: make it in the function.
     """
     scope = function.__globals__
     pieces: dict[str, list[str]] = {}
@@ -278,10 +371,10 @@ def fingerprint(function: Callable[..., Any]) -> dict[str, Any]:
     waiting: list[Any] = [function]
     while waiting:
         current = waiting.pop()
-        label = current.__qualname__
+        label, tokens = _label_and_tokens(current)
         if label in pieces:
             continue
-        pieces[label] = _source_tokens(inspect.getsource(current))
+        pieces[label] = tokens
         words = _global_words(current.__code__)
         undefined = sorted(words - scope.keys() - set(dir(builtins)))
         if undefined:
@@ -292,14 +385,16 @@ def fingerprint(function: Callable[..., Any]) -> dict[str, Any]:
             thing = scope.get(word)
             if isinstance(thing, _Recorded):
                 thing = thing.function
-            if isinstance(thing, types.FunctionType) and thing.__globals__ is scope:
-                waiting.append(thing)
+            beneath = _beneath(thing)
+            if beneath is not None:
+                waiting += [beneath] if beneath.__globals__ is scope else []
             elif inspect.isclass(thing) and thing.__module__ == function.__module__:
-                waiting.extend(part for part in _parts_of(thing) if part.__globals__ is scope)
-            elif isinstance(thing, str | int | float | tuple | list):
-                inside = _functions_in(thing)
-                waiting.extend(part for part in inside if part.__globals__ is scope)
-                constants[word] = _constant(thing, word)
+                waiting += [part for part in _parts_of(thing) if part.__globals__ is scope]
+                for name, value in _values_of(thing).items():
+                    constants[name] = _written(value, name)
+            elif isinstance(thing, _PLAIN):
+                constants[word] = _written(thing, word)
+                waiting += [part for part in _functions_in(thing) if part.__globals__ is scope]
     words = {word for piece in pieces.values() for word in piece}
     methods = {}
     for instrument in INSTRUMENTS:
