@@ -112,7 +112,7 @@ QUEUE = Answers(
         "synchronize waits for nothing": (_slipped("no wait"), "stop the host"),
         "synchronize sets the host's clock back": (_slipped("back in time"), "never goes back"),
         "synchronize of one stream": (_slipped("last stream"), "every stream"),
-        "one queue for both streams": (_slipped("one queue"), "two queues"),
+        "one queue for both streams": (_slipped("one queue"), "queue of its own"),
         "host work is free": (_slipped("python is free"), "own work"),
         "total of the last kernel": (
             _total(lambda s, k, t: k[-1][1] if k else 0.0),

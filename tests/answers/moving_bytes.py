@@ -202,14 +202,18 @@ PIPELINE = Answers(
         "the maximum": (lambda c, w, b: max(sum(c), sum(w)), "have no partner"),
         "first copy forgotten": (lambda c, w, b: _recurrence([0.0, *c[1:]], w, b), "copies_ms"),
         "last compute forgotten": (lambda c, w, b: _recurrence(c, [*w[:-1], 0.0], b), "copies_ms"),
-        "buffers without end": (lambda c, w, b: _recurrence(c, w, len(c)), "copies_ms"),
-        "always two buffers": (lambda c, w, b: _recurrence(c, w, 2), "buffer"),
+        "buffers without end": (lambda c, w, b: _recurrence(c, w, len(c)), "as many as there are chunks"),
+        "always two buffers": (lambda c, w, b: _recurrence(c, w, 2), "does not depend on `buffers`"),
         "three are enough for all": (lambda c, w, b: _recurrence(c, w, min(b, 3)), "buffer fewer"),
         "no end from the third": (lambda c, w, b: _recurrence(c, w, b if b < 3 else len(c)), "buffer"),
         "own copy beside own compute": (lambda c, w, b: sum(map(max, c, w)), "copies_ms"),
         "averages": (
             lambda c, w, b: c[0] + len(c) * max(statistics.fmean(c), statistics.fmean(w)),
-            "copies_ms",
+            "does not depend on `buffers`",
+        ),
+        "buffers ignored": (
+            lambda c, w, b: c[0] + sum(map(max, c[1:], w[:-1])) + w[-1],
+            "does not depend on `buffers`",
         ),
         "seconds": (lambda c, w, b: _recurrence(c, w, b) / 1e3, "power of 1000"),
         "nothing": (lambda c, w, b: float("nan"), "finite"),
@@ -247,6 +251,15 @@ def _by_means(sizes: list[int], samples_us: list[list[float]]) -> dict[str, floa
     return {"start_us": float(start), "gb_per_s": float(1e-3 / slope), "half_bytes": float(start / slope)}
 
 
+def _line_through(summary: Any) -> Any:
+    """Draw a line through the ends of whatever sums up a row of samples."""
+
+    def answer(sizes: list[int], samples_us: list[list[float]]) -> dict[str, float]:
+        return _by_two_ends(sizes, [[summary(row)] for row in samples_us])
+
+    return answer
+
+
 def _largest(sizes: Sequence[int], samples_us: Sequence[Sequence[float]]) -> float:
     return sizes[-1] / statistics.median(samples_us[-1]) / 1e3
 
@@ -256,6 +269,32 @@ LINE = Answers(
     wrong={
         "rate of the largest": (_changed(gb_per_s=_largest), "still has its start"),
         "means": (_by_means, "mean takes the interrupted"),
+        "means of the two ends": (_line_through(statistics.fmean), "mean takes the interrupted"),
+        "means, relative errors alike": (
+            lambda n, t: _by_relative_least_squares(n, [[statistics.fmean(row)] for row in t]),
+            "mean takes the interrupted",
+        ),
+        "start by means alone": (
+            _changed(start_us=lambda n, t: _by_means(n, t)["start_us"]),
+            "mean takes the interrupted",
+        ),
+        "rate by means alone": (
+            _changed(gb_per_s=lambda n, t: _by_means(n, t)["gb_per_s"]),
+            "mean takes the interrupted",
+        ),
+        "mean of the largest": (
+            _changed(gb_per_s=lambda n, t: n[-1] / statistics.fmean(t[-1]) / 1e3),
+            "mean takes the interrupted",
+        ),
+        "mean of the smallest": (
+            _changed(start_us=lambda n, t: statistics.fmean(t[0])),
+            "start and bytes, and the interrupted",
+        ),
+        "longest samples": (_line_through(max), "interrupted samples are in your times"),
+        "trimmed means": (
+            _line_through(lambda row: statistics.fmean(sorted(row)[1:-1])),
+            "interrupted samples are in your times",
+        ),
         "smallest is the start": (_changed(start_us=lambda n, t: statistics.median(t[0])), "start and bytes"),
         "slope for bandwidth": (
             _changed(gb_per_s=lambda n, t: 1e-3 / _by_two_ends(n, t)["gb_per_s"]),

@@ -42,7 +42,8 @@ _QUEUE_SLIPS: dict[_Slip, str] = {
     "back in time": "where the device is done already, a synchronize leaves the host where it is: time never "
     "goes back",
     "waits for one stream": "a synchronize waits for every stream, not for the one launched to last",
-    "one queue for all": "two streams are two queues: a kernel waits for those of its own stream only",
+    "one queue for all": "you let a kernel wait for kernels of the other stream; each stream is a queue of its own, "
+    "and streams run beside each other",
     "no order": "a kernel waits for all kernels before it in its stream, not for the longest one alone",
     "python is free": "the host's own work between two launches takes its time too",
 }
@@ -141,7 +142,10 @@ def _judge_queue(text: str, steps: list[Step], spans: list[list[Any]], total: An
     if not _alike(read, right):
         for slip, said in _QUEUE_SLIPS.items():
             if _alike(read, _run(steps, slip)[0]):
-                raise Wrong(f"For {text}: {said}.")
+                k = next(k for k in range(len(right)) if not _alike(read[k : k + 1], right[k : k + 1]))
+                raise Wrong(
+                    f"For {text}: {said}. Kernel {k}, counted from 0, is the first that is not right."
+                )
         for k, (mine, theirs) in enumerate(zip(read, right, strict=True)):
             slips = {
                 "you gave the length where the end is wanted": theirs[1] - theirs[0],

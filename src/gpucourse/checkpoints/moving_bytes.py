@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from gpucourse.checkpoints._core import Wrong, call, checkpoint, items, judge, keyed, show, whole
+from gpucourse.checkpoints._core import Wrong, call, checkpoint, items, judge, keyed, number, show, whole
 
 Operation = dict[str, Any]
 Program = list[Operation]
@@ -349,11 +350,28 @@ def pipeline(answer: Any, rng: np.random.Generator) -> str:
     cases += [(1, 2), (2, 5), (int(rng.integers(5, 12)), 2)]
     for k in rng.permutation(len(cases)):
         count, buffers = cases[k]
-        _judge_pipeline(answer, *_uneven_times(rng, count, buffers), buffers)
+        try:
+            _judge_pipeline(answer, *_uneven_times(rng, count, buffers), buffers)
+        except Wrong as wrong:
+            if not _ignores_buffers(answer, *_uneven_times(rng, 9, 2)):
+                raise
+            raise Wrong(
+                "Your answer does not depend on `buffers`: with 1, 2, 3 and 4 of them it came out the same for times "
+                f"where each more saves some. {str(wrong).removesuffix(' That is not it.')}"
+            ) from None
     return (
         "Right for every number of buffers. One buffer is the sum, two hide the smaller part of each pair, and "
         "a third pays only where the times are uneven."
     )
+
+
+def _ignores_buffers(answer: Any, copies: list[float], computes: list[float]) -> bool:
+    """Whether an answer gives one number however many buffers there are; one that fails on some of them does not."""
+    try:
+        totals = [number(call(answer, copies, computes, buffers), "the total") for buffers in (1, 2, 3, 4)]
+    except Wrong:
+        return False
+    return len(set(totals)) == 1
 
 
 def _judge_pipeline(answer: Any, copies: list[float], computes: list[float], buffers: int) -> None:
@@ -398,10 +416,13 @@ def line(answer: Any, rng: np.random.Generator) -> str:
         bytes_per_us = float(rng.uniform(5_000, 60_000))
         half = start_us * bytes_per_us
         sizes = sorted({int(half * x) for x in np.geomspace(rng.uniform(0.2, 0.4), rng.uniform(30, 60), 9)})
+        # One length of interruption for all sizes, so that whatever keeps interrupted samples is off by one factor,
+        # by whichever line it is fitted, and can be told.
+        longer = rng.uniform(1.5, 6)
         samples = []
         for size in sizes:
             around = 1 + rng.uniform(-0.0005, 0.0005, 9)
-            around[rng.choice(9, 3, replace=False)] *= rng.uniform(1.5, 6)  # an interrupted host
+            around[rng.choice(9, 3, replace=False)] *= longer  # an interrupted host
             samples.append([float(t) for t in (start_us + size / bytes_per_us) * around])
         _judge_line(answer, sizes, samples, start_us, bytes_per_us)
     return (
@@ -418,7 +439,10 @@ def _judge_line(
     case = f"sizes from {sizes[0]:,} to {sizes[-1]:,} bytes"
     medians = [statistics.median(row) for row in samples]
     means = [statistics.fmean(row) for row in samples]
-    slope = float(np.polyfit(sizes, means, 1)[0])
+    factor = statistics.fmean(
+        mean / (start_us + n / bytes_per_us) for mean, n in zip(means, sizes, strict=True)
+    )
+    _tell_interrupted(found, start_us, bytes_per_us / 1e3, factor, case)
     judge(
         found["gb_per_s"],
         bytes_per_us / 1e3,
@@ -426,7 +450,9 @@ def _judge_line(
             "bytes over time of the largest transfer still has its start in it": sizes[-1]
             / medians[-1]
             / 1e3,
-            "a mean takes the interrupted samples in": 1 / slope / 1e3,
+            "a mean takes the interrupted samples in": bytes_per_us / factor / 1e3,
+            "that is bytes over the mean time of the largest transfer; a mean takes the interrupted samples in, and "
+            "the start is still in it": sizes[-1] / means[-1] / 1e3,
             "that is the slope, time for each byte; bandwidth is its inverse": 1 / bytes_per_us,
             "that is bytes for each microsecond": bytes_per_us,
         },
@@ -439,7 +465,12 @@ def _judge_line(
         start_us,
         {
             "the smallest transfer's time is start and bytes": medians[0],
-            "a mean takes the interrupted samples in": means[0] - sizes[0] * slope,
+            "a mean takes the interrupted samples in": start_us * factor,
+            "a mean takes the interrupted samples of the smallest transfer in": means[0]
+            - sizes[0] / bytes_per_us,
+            "that is the mean time of the smallest transfer: start and bytes, and the interrupted samples": means[
+                0
+            ],
         },
         rtol=0.02,
         case=case,
@@ -456,4 +487,21 @@ def _judge_line(
         rtol=0.03,
         case=case,
         what="`half_bytes`",
+    )
+
+
+def _tell_interrupted(
+    found: dict[str, Any], start_us: float, gb_per_s: float, factor: float, case: str
+) -> None:
+    """Name times that are all too long by one factor: interrupted samples are in them, whatever summed them up."""
+    start, rate = number(found["start_us"], "`start_us`"), number(found["gb_per_s"], "`gb_per_s`")
+    if rate <= 0 or not 1.05 < gb_per_s / rate < 10:
+        return
+    slower = gb_per_s / rate
+    if not math.isclose(start, start_us * slower, rel_tol=0.03):
+        return
+    mean = math.isclose(slower, factor, rel_tol=0.01)
+    text = "a mean takes the interrupted samples in" if mean else "interrupted samples are in your times"
+    raise Wrong(
+        f"{text[:1].upper()}{text[1:]}: for {case} your line stands {slower:.2f} times too high, start and slope alike."
     )
