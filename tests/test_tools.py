@@ -216,6 +216,21 @@ def test_only_listed_files_are_unpacked_and_a_list_that_fits_nothing_is_an_error
         vendor_tool.unpack(archive, none, tmp_path / "out")
 
 
+def test_every_fault_of_a_package_is_mended_and_one_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    archive = package_archive(tmp_path, {"package/a.js": "one two", "package/b.js": "one two"})
+
+    def package(*mend: tuple[str, str, str]) -> vendor_tool.Package:
+        return vendor_tool.Package(
+            name="p", version="1", sha512="", take={r"package/(?P<path>.\.js)": "site"}, mend=mend
+        )
+
+    vendor_tool.unpack(archive, package(("a.js", "one", "1"), ("a.js", "two", "2")), tmp_path / "out")
+    assert (tmp_path / "out" / "site" / "a.js").read_text() == "1 2"
+    assert (tmp_path / "out" / "site" / "b.js").read_text() == "one two"
+    with pytest.raises(vendor_tool.VendorError, match=r"a\.js no longer has 'three' to be mended"):
+        vendor_tool.unpack(archive, package(("a.js", "one", "1"), ("a.js", "three", "3")), tmp_path / "out")
+
+
 def test_scripts_that_cannot_be_fetched_leave_the_old_ones_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

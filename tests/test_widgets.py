@@ -36,6 +36,7 @@ from gpucourse.widgets import (
     Each,
     FrameGrid,
     frame_grid,
+    launch_lab,
     memory_lab,
     roofline_lab,
 )
@@ -318,6 +319,41 @@ def test_a_lab_that_cannot_be_shown_says_why(
         memory_lab(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("make", "label", "words"),
+    [
+        (memory_lab, MICROBATCH, {"0": "0 samples", "1": "1 sample", "64": "64 samples"}),
+        (
+            roofline_lab,
+            "Doublings of intensity, from 1/16 flop/byte",
+            {"0": "1/16 flop/byte", "10": "64 flop/byte", "16": "4,096 flop/byte"},
+        ),
+        (launch_lab, "Launch cost (µs)", {"2": "2 µs", "40": "40 µs"}),
+    ],
+)
+def test_a_slider_carries_words_with_a_unit_for_each_of_its_values(
+    make: Callable[[], FrameGrid], label: str, words: dict[str, str]
+) -> None:
+    page = StaticPage(make())
+    slider = page.models[page.control(label)]
+    assert slider["_model_name"] == "IntSliderModel"  # what every widget manager knows
+    texts = slider["value_texts"]
+    assert {value: texts[value] for value in words} == words
+    assert [int(value) for value in texts] == list(range(slider["min"], slider["max"] + 1, slider["step"]))
+
+
+@pytest.mark.parametrize("make", [memory_lab, roofline_lab, launch_lab])
+def test_a_labs_verdict_is_announced_and_nothing_else_is(make: Callable[[], FrameGrid]) -> None:
+    frame = make().first_frame
+    assert frame.count('<p class="verdict" role="status">') == 1
+    assert frame.count("role=") == 1
+
+
+def test_words_that_cannot_be_called_are_refused() -> None:
+    with pytest.raises(ControlError, match="speaks values by 'µs', which cannot be called"):
+        Control(name="a", label="A (µs)", values=range(3), start=0, spoken="µs")  # type: ignore[arg-type]
+
+
 # --- the roofline lab --------------------------------------------------------------------------------
 
 DOUBLINGS = "Doublings of intensity, from 1/16 flop/byte"
@@ -347,7 +383,7 @@ def expected_roof(device: hardware.Device, precision: str, doublings: int) -> di
     time = f"{four(float(f'{hours / size:.3g}'))} {unit} or more"
     share = f"{four(float(f'{100 * rate / roof.peak_flops:.3g}'))} %" if roof else "–"
     table = {
-        "Item": "Computed state",
+        "Quantity": "Value",
         "Peak": f"{four(roof.peak_flops / 1e12)} TFLOP/s" if roof else "–",
         "Bandwidth": f"{device.bandwidth_bytes_per_s / 1e9:,.0f} GB/s",
         "Ridge": f"{four(roof.ridge)} flop/byte" if roof else "–",

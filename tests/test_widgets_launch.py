@@ -57,7 +57,7 @@ def expected_chain(kernels: int, kernel_us: float, launch_us: int, way: str) -> 
         k - sum(kernel.end_us <= launch.end_us for kernel in ran[:k]) for k, launch in enumerate(launches, 1)
     )
     table = {
-        "Item": "Computed state",
+        "Quantity": "Value",
         "Launches": str(len(launches)),
         "Host launches for": written(len(launches) * launch_us),
         "Device works for": written(busy_us),

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,15 +37,15 @@ class Package:
     """One npm package: where its archive comes from and which of its files go where.
 
     ``take`` maps a pattern over the paths inside the archive to a folder below ``book/vendor``; what the
-    pattern's group ``path`` matched is the name there. ``mend`` is a fault of the package to put right: in which
-    file, the text as it is, and as it is to be. Text that is not there is an error.
+    pattern's group ``path`` matched is the name there. ``mend`` lists faults of the package to put right: in
+    which file, the text as it is, and as it is to be. Text that is not there is an error.
     """
 
     name: str
     version: str
     sha512: str
     take: dict[str, str]
-    mend: tuple[str, str, str] | None = None
+    mend: Sequence[tuple[str, str, str]] = ()
 
 
 PACKAGES = (
@@ -55,13 +56,27 @@ PACKAGES = (
         # embed.js alone drives a page; the two *-amd.js are the same thing three times as heavy. Of the icon
         # fonts every browser in use takes woff2. LICENSE.txt is what embed.js itself points to.
         take={r"package/dist/(?P<path>embed\.js(\.LICENSE\.txt)?|[0-9a-f]+\.woff2)": "site/widgets"},
-        # A slider's handle is what the keyboard reaches, and it has no name: a screen reader would read out a
-        # number of nothing. The slider's library takes a name for each handle; the widget does not give it one.
         mend=(
-            "embed.js",
-            ".create(this.$slider,{start:",
-            '.create(this.$slider,{handleAttributes:[].concat(this.model.get("index")??this.model.get("value"))'
-            '.map(()=>({"aria-label":this.model.get("description")})),start:',
+            # A slider's handle is what the keyboard reaches, and it has no name: a screen reader would read out
+            # a number of nothing. The slider's library takes a name for each handle, and the words for each of
+            # its values; the widget gives it neither. The words are gpucourse.widgets' (see Control.spoken).
+            (
+                "embed.js",
+                ".create(this.$slider,{start:",
+                '.create(this.$slider,{handleAttributes:[].concat(this.model.get("index")??this.model.get("value"))'
+                '.map(()=>({"aria-label":this.model.get("description")})),'
+                'ariaFormat:{to:v=>(this.model.get("value_texts")??this.model.get("_options_labels"))?.[Math.round(v)]'
+                "??String(Math.round(v*1e6)/1e6)},start:",
+            ),
+            # What stands beside a slider can be typed into, so the keyboard stops there, at a thing of no kind
+            # and no name.
+            (
+                "embed.js",
+                'this.readout.contentEditable="true",this.readout.style.display="none",this.createSlider()',
+                'this.readout.contentEditable="true",this.readout.setAttribute("role","textbox"),'
+                'this.readout.setAttribute("aria-label","Type a value: "+this.model.get("description")),'
+                'this.readout.style.display="none",this.createSlider()',
+            ),
         ),
     ),
     Package(
@@ -140,13 +155,15 @@ def check_archive(archive: Path, package: Package) -> None:
         )
 
 
-def mended(content: bytes, package: Package) -> bytes:
-    """Put right what ``package.mend`` says of a file's content."""
-    assert package.mend is not None
-    name, old, new = package.mend
-    if old.encode() not in content:
-        raise VendorError(f"{package.name} {package.version}: {name} no longer has {old!r} to be mended")
-    return content.replace(old.encode(), new.encode())
+def mended(content: bytes, package: Package, path: str) -> bytes:
+    """Put right what ``package.mend`` says of the content of the file ``path``."""
+    for name, old, new in package.mend:
+        if name != path:
+            continue
+        if old.encode() not in content:
+            raise VendorError(f"{package.name} {package.version}: {name} no longer has {old!r} to be mended")
+        content = content.replace(old.encode(), new.encode())
+    return content
 
 
 def unpack(archive: Path, package: Package, folder: Path) -> None:
@@ -161,10 +178,7 @@ def unpack(archive: Path, package: Package, folder: Path) -> None:
                     continue
                 path = folder / target / match["path"]
                 path.parent.mkdir(parents=True, exist_ok=True)
-                content = source.read()
-                if package.mend and package.mend[0] == match["path"]:
-                    content = mended(content, package)
-                path.write_bytes(content)
+                path.write_bytes(mended(source.read(), package, match["path"]))
                 taken[pattern] += 1
     empty = [pattern for pattern, count in taken.items() if not count]
     if empty:

@@ -147,7 +147,9 @@ def test_every_control_has_a_name_that_says_its_unit(open_page: Callable[..., Pa
     page = open_page(LAB)
     for lab in labs(page):
         expect(lab.slider).to_have_accessible_name(MICROBATCH)
-        expect(lab.slider).to_have_attribute("aria-valuetext", str(lab.position))
+        expect(lab.slider).to_have_attribute(
+            "aria-valuetext", f"{lab.position} sample{'' if lab.position == 1 else 's'}"
+        )
         for name, menu in lab.menus.items():
             expect(menu).to_have_accessible_name(LABELS[name])
 
@@ -281,7 +283,7 @@ def test_a_page_whose_slider_is_linked_to_nothing_fails_the_comparison(
     lab = small_page(unlink)
     lab.check()  # it opens well: only moving it shows the fault
     lab.slide_by_keyboard(55)
-    expect(lab.slider).to_have_attribute("aria-valuetext", "55")  # its own readout did move
+    expect(lab.slider).to_have_attribute("aria-valuetext", "55 samples")  # its own readout did move
     with pytest.raises(AssertionError):
         lab.check()
 

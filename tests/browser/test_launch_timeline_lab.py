@@ -153,7 +153,7 @@ def test_one_frame_only_is_there_for_a_screen_reader_and_controls_have_names(
     assert "100 kernels of 0.9 µs, one by one, 12 µs a launch." in heard
     assert heard.count("row ") == 9
     expect(lab.slider).to_have_accessible_name(COST)
-    expect(lab.slider).to_have_attribute("aria-valuetext", "12")
+    expect(lab.slider).to_have_attribute("aria-valuetext", "12 µs")
     for label in Lab.MENUS:
         expect(lab.grid.get_by_label(label, exact=True)).to_have_accessible_name(label)
 

@@ -133,7 +133,7 @@ def test_one_frame_only_is_there_for_a_screen_reader_and_controls_have_names(
     assert "16 flop/byte" not in heard
     assert heard.count("row ") == 11
     expect(lab.slider).to_have_accessible_name(DOUBLINGS)
-    expect(lab.slider).to_have_attribute("aria-valuetext", "7")
+    expect(lab.slider).to_have_attribute("aria-valuetext", "8 flop/byte")
     for label in ("Device", "Precision"):
         expect(lab.grid.get_by_label(label, exact=True)).to_have_accessible_name(label)
 

@@ -19,6 +19,7 @@ from numbers import Integral
 from typing import Any, Protocol
 
 import ipywidgets
+import traitlets
 
 __all__ = ["Control", "ControlError", "Each", "FrameGrid", "Render", "frame_grid"]
 
@@ -78,6 +79,9 @@ class Control:
         The one shown first.
     show : callable
         Text of a value in a menu.
+    spoken : callable, optional
+        What a screen reader says for a slider's value, with its unit; the bare value where there is none. Only
+        the pages of the site say it: their widget manager is mended for it.
 
     Raises
     ------
@@ -90,6 +94,7 @@ class Control:
     values: Sequence[Any]
     start: Any
     show: Callable[[Any], str] = str
+    spoken: Callable[[Any], str] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier() or iskeyword(self.name):
@@ -102,6 +107,10 @@ class Control:
             raise ControlError(f"control {self.name!r} has no label: say what it changes, with its unit")
         if not callable(self.show):
             raise ControlError(f"control {self.name!r} shows values by {self.show!r}, which cannot be called")
+        if self.spoken is not None and not callable(self.spoken):
+            raise ControlError(
+                f"control {self.name!r} speaks values by {self.spoken!r}, which cannot be called"
+            )
         if isinstance(self.values, str | bytes) or not isinstance(self.values, Iterable):
             raise ControlError(
                 f"control {self.name!r} needs several values, such as (12, 24, 48), found {self.values!r}"
@@ -148,6 +157,14 @@ def _equal(a: object, b: object) -> bool:
         return bool(a == b)
     except ValueError as error:  # arrays: equal here and there is neither yes nor no
         raise ControlError(f"a value of a control must be one thing, found {a!r}: {error}") from error
+
+
+class SpokenSlider(ipywidgets.IntSlider):  # type: ignore[misc]  # ipywidgets ships no types
+    """A slider that carries the words for its values to the page; another widget manager passes them over."""
+
+    value_texts = traitlets.Dict(value_trait=traitlets.Unicode(), key_trait=traitlets.Unicode()).tag(
+        sync=True
+    )
 
 
 class FrameGrid(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ships no types
@@ -388,7 +405,9 @@ def _rows(inputs: Sequence[ipywidgets.Widget]) -> list[ipywidgets.Widget]:
 def _input(control: Control) -> ipywidgets.Widget:
     style = {"description_width": "initial"}
     if control.slides:
-        return ipywidgets.IntSlider(
+        spoken = control.spoken or str
+        return SpokenSlider(
+            value_texts={str(int(value)): spoken(value) for value in control.values},
             value=int(control.start),
             min=int(control.values[0]),
             max=int(control.values[-1]),

@@ -90,7 +90,13 @@ def launch_lab(
     >>> "100 kernels of 0.9 µs, one by one, 8 µs a launch: launch-bound, 800.9 µs" in lab.first_frame
     True
     """
-    first = Control(name="launch_us", label="Launch cost (µs)", values=launch_us, start=start)
+    first = Control(
+        name="launch_us",
+        label="Launch cost (µs)",
+        values=launch_us,
+        start=start,
+        spoken=lambda us: f"{us} µs",
+    )
     if not first.slides or first.values[0] < 1:
         raise ControlError(
             f"launch_us must be evenly spaced integers, 1 or more and rising, found {list(first.values)!r}: "
@@ -241,12 +247,12 @@ class _LaunchFrame:
                 "the launch cost over the number of kernels" if graph else "the launch cost",
             ],
         ]
-        body = table(["Item", "Computed state", "Interpretation"], rows)
+        body = table(["Quantity", "Value", "What it says"], rows)
         caption = f"{escape(self.conditions)}{cost} a launch."
         body = body.replace("<thead>", f"<caption>{caption}</caption><thead>", 1)
         return (
-            f'<div class="lt"><p class="verdict">{escape(self.conditions)}{cost} a launch: {each(self.state)}, '
-            f"{each(self.total)}, of which the device is idle {each(self.idle)}</p>"
+            f'<div class="lt"><p class="verdict" role="status">{escape(self.conditions)}{cost} a launch: '
+            f"{each(self.state)}, {each(self.total)}, of which the device is idle {each(self.idle)}</p>"
             f'<div aria-hidden="true">{self.picture(each)}{self.key()}</div>{body}</div>'
         )
 

@@ -109,7 +109,13 @@ def memory_lab(
             f"memory_lab takes a MemoryLedger, found {type(ledger).__name__}: "
             "build one with MemoryLedger(fixed_gb=…, activations_gb_per_sample=…, device_gb=…, reserve=…)"
         )
-    first = Control(name="microbatch", label="Microbatch (samples)", values=microbatches, start=start)
+    first = Control(
+        name="microbatch",
+        label="Microbatch (samples)",
+        values=microbatches,
+        start=start,
+        spoken=lambda m: f"{m} sample{'' if m == 1 else 's'}",
+    )
     if not first.slides:
         raise ControlError(
             "microbatches must be evenly spaced integers, 0 or more and rising, found "
@@ -268,7 +274,7 @@ def _memory_frame(each: Each, ledger: MemoryLedger, microbatches: Sequence[int])
     body = table(["Item", "Computed state", "Interpretation"], rows)
     body = body.replace("<thead>", f"<caption>{caption}</caption><thead>", 1)
     return (
-        f'<div class="ml"><p class="verdict">Microbatch {each(str)}: {each(ledger.verdict)}</p>'
+        f'<div class="ml"><p class="verdict" role="status">Microbatch {each(str)}: {each(ledger.verdict)}</p>'
         f'<div aria-hidden="true">{picture}{key}</div>{body}</div>'
     )
 

@@ -110,7 +110,13 @@ def roofline_lab(
         if isinstance(value, bool) or not math.isfinite(value) or value <= 0:
             raise ControlError(f"{name} must be a positive finite number, found {value!r}")
     label = f"Doublings of intensity, from {_intensity_text(lowest)} flop/byte"
-    first = Control(name="doublings", label=label, values=doublings, start=start)
+    first = Control(
+        name="doublings",
+        label=label,
+        values=doublings,
+        start=start,
+        spoken=lambda k: f"{_intensity_text(lowest * 2.0**k)} flop/byte",
+    )
     if not first.slides:
         raise ControlError(
             "doublings must be evenly spaced integers, 0 or more and rising, found "
@@ -390,10 +396,10 @@ class _RoofFrame:
             f"{each(lambda k: _intensity_text(self.intensities[k]))} flop/byte, "
             f"{escape(self.device.name)}, {precision}."
         )
-        body = table(["Item", "Computed state", "Interpretation"], rows)
+        body = table(["Quantity", "Value", "What it says"], rows)
         body = body.replace("<thead>", f"<caption>{caption}</caption><thead>", 1)
         return (
-            f'<div class="rl"><p class="verdict">{each(lambda k: escape(self.verdict(k)))}</p>'
+            f'<div class="rl"><p class="verdict" role="status">{each(lambda k: escape(self.verdict(k)))}</p>'
             f'<div aria-hidden="true">{self.picture(each)}{self.key()}</div>{body}{self.kernels()}</div>'
         )
 
