@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpucourse.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, Chart, figure
+from gpucourse.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, Chart, Table, figure, short_name
 from gpucourse.recording import Recording
 
 
@@ -54,6 +54,24 @@ def test_caption_description_provenance_and_table_are_there_and_escaped():
         "<td>1</td>",
     ):
         assert part in found
+
+
+def test_picture_and_tables_are_named_by_their_caption_so_that_a_list_of_them_tells_them_apart():
+    found = chart(caption='Rates of "x" by size. And more.')._repr_html_()
+    assert 'role="group" aria-label="Picture: Rates of &quot;x&quot; by size"' in found
+    assert 'role="region" aria-label="Data table: Rates of &quot;x&quot; by size"' in found
+    source = Recording(name="x", data={}, provenance={"gpu": "NVIDIA H200", "date": "2026-12-01T00:00:00"})
+    table = Table(("x",), (("1",),), caption="What <y> took.", source=source)._repr_html_()
+    assert 'role="region" aria-label="Table: What &lt;y&gt; took"' in table
+
+
+@pytest.mark.parametrize(
+    "caption", ["", "One. Two.", "At 1.5 TB/s, 3 µs. And so on", "word " * 60, "x" * 200]
+)
+def test_a_short_name_is_short_and_the_captions_beginning(caption):
+    name = short_name(caption)
+    assert len(name) <= 70
+    assert " ".join(caption.split()).startswith(name.removesuffix("…").rstrip())
 
 
 def test_the_same_figure_gives_the_same_bytes():

@@ -21,7 +21,19 @@ if TYPE_CHECKING:
 
     from gpucourse.recording import Recording
 
-__all__ = ["BLUE", "GREEN", "GREY", "INK", "ORANGE", "PURPLE", "Chart", "Table", "figure", "unbroken_ms"]
+__all__ = [
+    "BLUE",
+    "GREEN",
+    "GREY",
+    "INK",
+    "ORANGE",
+    "PURPLE",
+    "Chart",
+    "Table",
+    "figure",
+    "short_name",
+    "unbroken_ms",
+]
 
 # Each has a contrast of 3 : 1 or more against both a white page and the dark theme's background.
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f7fc1", "#c8691c", "#2c8f57", "#9463cf", "#7d8590"
@@ -138,13 +150,14 @@ class Chart:
         source = ""
         if self.source is not None:
             source = f' <span class="provenance">{html.escape(self.source.line())}.</span>'
-        table = html.table(self.header, self.rows)
+        table, name = html.table(self.header, self.rows), short_name(self.caption)
         return (
-            '<figure class="chart"><div class="drawing" tabindex="0" role="group" aria-label="Picture">'
-            f"{self.svg()}</div>"
+            '<figure class="chart"><div class="scroll drawing" tabindex="0" role="group" '
+            f'aria-label="{html.escape(f"Picture: {name}")}">{self.svg()}</div>'
             f"<figcaption>{html.escape(self.caption)}{source}</figcaption>"
             f"<details><summary>Data table</summary>"
-            f'<div class="scroll" tabindex="0" role="region" aria-label="Data table">{table}</div>'
+            '<div class="scroll" tabindex="0" role="region" '
+            f'aria-label="{html.escape(f"Data table: {name}")}">{table}</div>'
             "</details></figure>"
         )
 
@@ -174,13 +187,42 @@ class Table:
 
     def _repr_html_(self) -> str:
         table = html.table(self.header, self.rows, self.caption)
+        name = html.escape(f"Table: {short_name(self.caption)}")
         return (
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(self.caption)}">{table}'
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{name}">{table}'
             f'</div><p class="provenance">{html.escape(self.source.line())}</p>'
         )
 
     def __repr__(self) -> str:
         return "\n".join([*(" | ".join(row) for row in (self.header, *self.rows)), self.source.line()])
+
+
+def short_name(caption: str, most: int = 70) -> str:
+    """Shorten a caption to what tells its picture from others when a screen reader lists them.
+
+    Parameters
+    ----------
+    caption
+        One sentence or more.
+    most
+        Characters that the name may have.
+
+    Returns
+    -------
+    str
+        The first sentence without its full stop, cut after a word where it is too long.
+
+    Examples
+    --------
+    >>> short_name("The rate of x + y by size: 1.5 TB/s at the most. What lies in the L2 is not held to it.")
+    'The rate of x + y by size: 1.5 TB/s at the most'
+    >>> short_name("What it buys each kernel of the block over fp32, and what not", most=30)
+    'What it buys each kernel of …'
+    """
+    first = re.split(r"(?<=\w)[.?!](?=\s+[A-Z]|\s*$)", " ".join(caption.split()), maxsplit=1)[0]
+    if len(first) <= most:
+        return first
+    return f"{first[: most - 2].rsplit(' ', 1)[0].rstrip(' ,:;')} …"
 
 
 def unbroken_ms(value: float) -> str:
