@@ -193,7 +193,7 @@ ANSWERS = {
             "longer than a launch is asked": (_strict, "as long as a launch is long enough"),
             "rounded down": (_floor, "round up"),
             "not rounded": (_not_whole, "operations come whole"),
-            "never enough not seen": (_no_edge, "no number is enough"),
+            "never enough not seen": (_no_edge, "your answer came out as"),
             "less than one": (_no_floor_at_one, "one operation at least"),
             "launches": (_launches, "a number of launches"),
             "always all": (lambda n, s, w, c: n, "is not it"),
