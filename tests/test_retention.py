@@ -1003,6 +1003,14 @@ def test_a_variable_of_the_caller_can_be_freed_afterwards():
     assert ref() is None
 
 
+def test_a_caller_that_keeps_its_locals_keeps_them():
+    kept, mine = [], 7
+    copy = locals()
+    assert watch_growth(lambda: kept.append(torch.ones(10)), steps=6).leaks
+    assert copy["mine"] == mine
+    assert copy["kept"] is kept
+
+
 def test_no_mark_is_left_on_the_graph():
     model, outputs = net(), []
     assert watch_growth(lambda: outputs.append(model(batch())), steps=6).leaks

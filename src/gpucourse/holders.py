@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import inspect
 import sys
 import types
 from collections import deque
@@ -136,10 +137,22 @@ def _key_of(mapping: dict[Any, Any], child: Any) -> Any:
 def _frame_local(frame: types.FrameType, child: Any) -> str:
     names = frame.f_locals
     found = next((name for name, value in names.items() if value is child), "")
-    if type(names) is dict and frame.f_code.co_flags & 1:
-        # Before Python 3.13 this is a copy that the frame keeps, and it would hold what it names.
-        names.clear()
+    _let_go(frame, names)
     return found
+
+
+def _let_go(frame: types.FrameType, names: Any) -> None:
+    """Empty a frame's copy of its locals, unless the program has it, too (by `locals()`).
+
+    Before Python 3.13 a frame keeps the copy that it gives, which would hold what it names; later ones make none.
+    """
+    mine = 4  # references: the frame's, this function's, the caller's and the one that is counted with
+    if (
+        type(names) is dict
+        and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        and sys.getrefcount(names) <= mine
+    ):
+        names.clear()
 
 
 def _is_globals(mapping: dict[Any, Any]) -> bool:
@@ -260,15 +273,16 @@ def locals_of_running() -> dict[int, Link]:
         frame: types.FrameType | None = top
         while frame is not None:
             code = frame.f_code
-            if code.co_filename not in _OWN and code.co_flags & 1:  # a module's own names are globals
+            if (
+                code.co_filename not in _OWN and code.co_flags & inspect.CO_OPTIMIZED
+            ):  # a module's own names are globals
                 names = frame.f_locals
                 for name, value in names.items():
                     words = f"`{name}`, a local of {code.co_name}()"
                     link = Link(kind="local", name=name, words=words, holder=id(frame))
                     found.setdefault(id(value), link)
-                if type(names) is dict:
-                    names.clear()
-                    value = None
+                value = None
+                _let_go(frame, names)
             frame = frame.f_back
     return found
 

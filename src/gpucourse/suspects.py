@@ -308,7 +308,9 @@ class Search:
                 by_line[str(made.site), made.dtype].append((made.step, made.nbytes, cdata, made))
         found = []
         for (line, _), all_made in by_line.items():
-            most = {step: max(n for s, n, *_ in all_made if s == step) for step, *_ in all_made}
+            most: dict[int, int] = {}
+            for at, nbytes, *_ in all_made:
+                most[at] = max(nbytes, most.get(at, 0))
             sizes = [most[step] for step in sorted(most)]
             step, _, cdata, made = max(all_made, key=lambda entry: entry[:2])
             if len(sizes) < TRACED_STEPS or any(b <= a for a, b in itertools.pairwise(sizes)):
