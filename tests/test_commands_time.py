@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -303,3 +305,35 @@ def test_one_sample_can_be_drawn():
     fig = command.draw(dataclasses.replace(MEASURED, samples_ms=(1.0,)), "")
     fig.canvas.draw()
     assert len(fig.axes) == 2
+
+
+def on_the_host(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command_line = [sys.executable, "-m", "gpucourse.cli", "time", *arguments]
+    return subprocess.run(
+        [*command_line, "--device", "cpu", "--max-seconds", "0.01"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_result_stands_alone_whatever_way_the_snippet_writes():
+    loud = "import os, sys; print('a'); sys.stdout.flush(); os.write(1, b'b'); os.system('echo c')"
+    done = on_the_host(loud, "--setup", "import os; os.write(1, b'first')", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["snippet"] == loud
+    assert done.stderr.startswith("first")
+    assert {"a", "bc"} <= set(done.stderr.split())
+
+
+@pytest.mark.parametrize("raised", ["BaseException('q')", "GeneratorExit('q')", "SystemExit('q')"])
+def test_what_is_no_ordinary_error_is_told_in_a_line_too(raised):
+    done = on_the_host("1", "--setup", f"raise {raised}")
+    assert (done.returncode, done.stdout) == (1, "")
+    kind = raised.partition("(")[0]
+    assert done.stderr == f"gpucourse time: --setup raised {kind}: q\n  line 1: raise {raised}\n"
+
+
+def test_an_interrupt_is_an_interrupt():
+    done = on_the_host("raise KeyboardInterrupt")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "gpucourse: interrupted\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -238,3 +239,45 @@ def test_a_sweep_without_its_launch_cost_or_its_single_kernels_says_so(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         compare(sweep(**changes))
+
+
+@pytest.mark.parametrize("kernels", [10**400, 10**306])
+def test_a_chain_that_outlasts_every_float_is_refused_and_not_met_later(kernels):
+    with pytest.raises(ValueError, match="take longer than a float can say"):
+        LaunchModel(kernels=kernels, kernel_us=1.0, launch_us=8.0)
+
+
+def test_a_chain_of_a_million_million_million_kernels_has_its_time():
+    chain = LaunchModel(kernels=10**18, kernel_us=1.0, launch_us=8.0)
+    assert chain.total_us == pytest.approx(8e18)
+    assert chain.queue_most == 1
+
+
+SWEEP = {
+    "host_us": 8.0,
+    "one": [{"elements": 1024, "device_ms": 0.001}],
+    "chains": [{"kernels": 100, "elements": 1024, "elapsed_ms": 0.81, "graph_ms": 0.12}],
+}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "said"),
+    [
+        (lambda s: None, TypeError, "takes the recording chain_sweep, not None"),
+        (lambda s: [], TypeError, "takes the recording chain_sweep"),
+        (lambda s: {}, ValueError, "has no 'host_us'"),
+        (lambda s: {**s, "host_us": float("nan")}, ValueError, "host_us is nan"),
+        (lambda s: {**s, "host_us": True}, ValueError, "host_us is True"),
+        (lambda s: {**s, "one": 5}, ValueError, "one is 5: a list is wanted"),
+        (lambda s: {**s, "one": [{"elements": 1024, "device_ms": "1"}]}, ValueError, "device_ms is '1'"),
+        (lambda s: {**s, "chains": [{**s["chains"][0], "kernels": 0}]}, ValueError, "kernels is 0"),
+        (lambda s: {**s, "chains": [{**s["chains"][0], "elapsed_ms": 0.0}]}, ValueError, "elapsed_ms is 0.0"),
+        (lambda s: {**s, "chains": [{**s["chains"][0], "host_ms": -1}]}, ValueError, "host_ms is -1"),
+        (lambda s: {**s, "chains": [None]}, ValueError, "an entry of chains is None: a table of fields"),
+        (lambda s: {**s, "chains": [{"kernels": 1, "elements": 1024}]}, ValueError, "has no 'elapsed_ms'"),
+    ],
+)
+def test_a_sweep_that_no_gpu_gave_is_refused_with_its_fault(spoil, error, said):
+    assert [row.way for row in compare(SWEEP)] == ["eager", "graph"]
+    with pytest.raises(error, match=re.escape(said)):
+        compare(spoil(SWEEP))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -386,3 +387,69 @@ def test_kernels_that_overlap_are_said_to() -> None:
 def test_what_is_no_trace_and_no_roof_is_named(given_trace, roofs, error, said) -> None:
     with pytest.raises(error, match=said):
         step_budget(given_trace, roofs)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("duration_us", float("nan"), "duration_us is nan"),
+        ("duration_us", -1.0, "duration_us is -1.0: 0 or more"),
+        ("duration_us", True, "duration_us is True"),
+        ("start_us", 10**400, "start_us is 1000"),
+        ("start_us", "3", "start_us is '3'"),
+        ("shapes", [[2, 2.5], [2, 2]], "a length in shapes is 2.5"),
+        ("shapes", {1, 2}, "shapes is {1, 2}: a list is wanted"),
+        ("dtypes", [None, None], "a dtype is None: a text is wanted"),
+        ("call", "0", "call is '0'"),
+        ("name", None, "name is None: a text is wanted"),
+        ("op", 5, "op is 5: a text is wanted"),
+    ],
+)
+def test_a_kernel_with_a_field_that_no_trace_has_is_named_and_not_summed(field, value, said):
+    kernel = {
+        "name": "gemm",
+        "op": "aten::mm",
+        "shapes": [[2, 2], [2, 2]],
+        "dtypes": ["float32"] * 2,
+        "call": 0,
+    }
+    whole = {**kernel, "start_us": 0.0, "duration_us": 2.0}
+    roof = Roofline(peak_flops=67e12, bandwidth=4.8e12)
+    assert step_budget({"kernels": [whole]}, roof).span_us == 2.0
+    with pytest.raises(ValueError, match="kernel 1 of the trace: " + re.escape(said)):
+        step_budget({"kernels": [whole, {**whole, field: value}]}, roof)
+
+
+def test_a_kernel_that_is_no_table_is_named():
+    with pytest.raises(TypeError, match="kernel 0 of the trace is 'gemm': a table of fields is wanted"):
+        step_budget({"kernels": ["gemm"]}, Roofline(peak_flops=67e12, bandwidth=4.8e12))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("measured_us", float("inf"), "measured_us is inf"),
+        ("measured_us", [1.0], r"measured_us is \[1.0\]"),
+        ("least_us", None, "flops, bytes and least_us of aten::mm are all given or all None"),
+        ("calls", 1.5, "calls is 1.5"),
+        ("family", "products", "family is 'products': one of product, attention"),
+        ("bound", "l2", "bound is 'l2': one of memory, compute, None"),
+        ("in_l2", 1, "in_l2 is 1: true or false"),
+        ("shapes", [5], "a shape is 5: a list is wanted"),
+        ("op", None, "op is None: a text is wanted"),
+    ],
+)
+def test_a_row_with_a_field_that_no_budget_has_is_named_and_makes_no_budget(field, value, said):
+    kernel = {
+        "name": "gemm",
+        "op": "aten::mm",
+        "shapes": [[2, 2], [2, 2]],
+        "dtypes": ["float32"] * 2,
+        "call": 0,
+    }
+    trace = {"kernels": [{**kernel, "start_us": 0.0, "duration_us": 2.0}]}
+    data = json.loads(json.dumps(step_budget(trace, Roofline(peak_flops=67e12, bandwidth=4.8e12)).as_dict()))
+    assert StepBudget.from_dict(data).as_dict() == data
+    data["rows"][0][field] = value
+    with pytest.raises(ValueError, match=said):
+        StepBudget.from_dict(data)

@@ -14,9 +14,11 @@ from typing import Any
 
 from gpucourse import html
 from gpucourse.environment import Environment
+from gpucourse.files import write_whole
 from gpucourse.fusion import Candidate, fuse_candidates
 from gpucourse.perfetto import perfetto
 from gpucourse.trace_facts import Gap, Kernel, Wait, merge_intervals, shapes_text, short_name
+from gpucourse.work import is_finite_number, short
 
 __all__ = [
     "GAP_CAUSES",
@@ -69,8 +71,9 @@ class KernelTrace:
         Parameters
         ----------
         data
-            The plain data. What an older version did not keep (dtypes, calls, waits) is then empty; without waits
-            no gap can be a synchronization's or a copy's.
+            The plain data, such as ``load("block_step").data["trace"]`` of `gpucourse.recording`: the trace itself,
+            not the recording around it. What an older version did not keep (dtypes, calls, waits) is then empty;
+            without waits no gap can be a synchronization's or a copy's.
         environment
             The machine, which stands in a recording's provenance and not in the data.
 
@@ -219,11 +222,9 @@ class KernelTrace:
         Raises
         ------
         OSError
-            The file cannot be written.
+            The file cannot be written; one that was there before is whole.
         """
-        target = Path(path)
-        target.write_text(json.dumps(self.perfetto()), encoding="utf-8")
-        return target
+        return write_whole(Path(path), json.dumps(self.perfetto()))
 
     def as_dict(self) -> dict[str, Any]:
         """Give kernels, waits, gaps and sums as plain data; the machine stands in the provenance."""
@@ -340,13 +341,13 @@ def _fit(name: str, value: object, where: str) -> Any:
 
 
 def _time(value: object, where: str, least: float = -math.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Real) or not is_finite_number(value) or value < least:
         wanted = "a finite number of µs" if least == -math.inf else f"a number of µs from {least:g}"
-        raise ValueError(f"{where} is {wanted}, found {value!r}")
+        raise ValueError(f"{where} is {wanted}, found {short(value)}")
     return float(value)
 
 
 def _whole(value: object, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
-        raise ValueError(f"{where} is a whole number from 0, found {value!r}")
+        raise ValueError(f"{where} is a whole number from 0, found {short(value)}")
     return int(value)

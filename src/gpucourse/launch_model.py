@@ -22,11 +22,14 @@ the work of all kernels behind it: m = 1.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from numbers import Integral
 from typing import Any, Literal
 
+from gpucourse import plain_data as given
 from gpucourse.simulator import Kernel, SimulatedDevice
+from gpucourse.work import short
 
 __all__ = ["Bound", "ChainComparison", "LaunchModel", "Way", "compare"]
 
@@ -92,6 +95,11 @@ class LaunchModel:
             Kernel(duration_us=self.kernel_us)
         except (TypeError, ValueError) as error:
             raise type(error)(str(error).replace("duration_us", "kernel_us")) from None
+        if self._total_ns > sys.float_info.max:
+            raise ValueError(
+                f"{short(self.kernels)} kernels of {short(self.kernel_us)} µs, {short(self.launch_us)} µs a launch, "
+                "take longer than a float can say: fewer or shorter ones are wanted"
+            )
 
     @property
     def launches(self) -> int:
@@ -281,8 +289,9 @@ def compare(sweep: Mapping[str, Any]) -> tuple[ChainComparison, ...]:
 
     Raises
     ------
-    ValueError
-        The launch cost was not measured, or nothing is left to compare.
+    TypeError, ValueError
+        It is no such recording, a reading in it is no fit one, the launch cost was not measured, or nothing is left
+        to compare.
 
     Examples
     --------
@@ -294,24 +303,52 @@ def compare(sweep: Mapping[str, Any]) -> tuple[ChainComparison, ...]:
     >>> [(row.way, row.predicted_us, round(row.residual_us, 1)) for row in compare(sweep)]
     [('eager', 801.0, 9.0), ('graph', 108.0, 12.0)]
     """
-    launch_us = sweep["host_us"]
-    if launch_us is None:
+    if not isinstance(sweep, Mapping):
+        raise TypeError(f"compare takes the recording chain_sweep, not {short(sweep)}")
+    try:
+        return _compared(sweep)
+    except KeyError as error:
+        raise ValueError(
+            f"this sweep has no {error}, as the recording chain_sweep has: record chain_sweep anew on a GPU"
+        ) from error
+
+
+def _compared(sweep: Mapping[str, Any]) -> tuple[ChainComparison, ...]:
+    if sweep["host_us"] is None:
         raise ValueError(
             "this sweep has no host_us, the host's cost of a launch: record chain_sweep anew on a GPU"
         )
-    alone = {row["elements"]: row["device_ms"] for row in sweep["one"] if row["device_ms"] is not None}
+    launch_us = given.number(sweep["host_us"], "host_us", least=0)
+    singles, chains = (
+        [_table(row, name) for row in given.rows(sweep[name], name)] for name in ("one", "chains")
+    )
+    alone = {
+        given.whole(row["elements"], "elements", least=1): given.number(
+            row["device_ms"], "device_ms", above=0
+        )
+        for row in singles
+        if row["device_ms"] is not None
+    }
+    for row in chains:
+        for name in ("kernels", "elements"):
+            given.whole(row[name], name, least=1)
     rows = []
-    for chain in sorted(sweep["chains"], key=lambda row: (row["elements"], row["kernels"])):
+    for chain in sorted(chains, key=lambda row: (row["elements"], row["kernels"])):
         kernel_ms = alone.get(chain["elements"])
         for way in _WAYS:
             reading = chain[_READINGS[way]]
             if kernel_ms is None or reading is None:
                 continue
             kernels, kernel_us = chain["kernels"], kernel_ms * 1e3
+            reading = given.number(reading, _READINGS[way], above=0)
             host_ms = chain.get(_HOST_READINGS[way])
             own = None
             if host_ms is not None:
-                own_us = host_ms * 1e3 / (1 if way == "graph" else kernels)
+                own_us = (
+                    given.number(host_ms, _HOST_READINGS[way], least=0)
+                    * 1e3
+                    / (1 if way == "graph" else kernels)
+                )
                 own = LaunchModel(kernels=kernels, kernel_us=kernel_us, launch_us=own_us, way=way)
             rows.append(
                 ChainComparison(
@@ -326,3 +363,9 @@ def compare(sweep: Mapping[str, Any]) -> tuple[ChainComparison, ...]:
     if not rows:
         raise ValueError("this sweep has no chain whose size was also measured by itself: nothing to compare")
     return tuple(rows)
+
+
+def _table(row: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(row, Mapping):
+        raise ValueError(f"an entry of {what} is {short(row)}: a table of fields is wanted")
+    return row

@@ -16,9 +16,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from gpucourse import html
+from gpucourse import plain_data as given
 from gpucourse.bound import Bound, Roofline
 from gpucourse.call_work import Family, Missing, family_of, work_of_call
 from gpucourse.kernels import KernelTrace, merge_intervals
@@ -337,26 +338,54 @@ class StepBudget:
         Raises
         ------
         ValueError
-            A field is missing: it was recorded by an older version, or is something else.
+            A field is missing, or its value no fit one: it was recorded by an older version, or is something else.
         """
-        names = {field.name for field in dataclasses.fields(BudgetRow)}
         try:
-            rows = []
-            for row in data["rows"]:
-                facts = {name: row[name] for name in names}
-                facts["shapes"] = tuple(tuple(shape) for shape in row["shapes"])
-                facts["dtypes"] = tuple(row["dtypes"])
-                rows.append(BudgetRow(**facts))
             return cls(
-                rows=tuple(rows),
-                span_us=data["span_us"],
-                busy_us=data["busy_us"],
-                remarks=tuple(data.get("remarks", ())),
+                rows=tuple(_row_from_dict(row) for row in given.rows(data["rows"], "rows")),
+                span_us=given.number(data["span_us"], "span_us", least=0),
+                busy_us=given.number(data["busy_us"], "busy_us", least=0),
+                remarks=tuple(
+                    given.text(r, "a remark") for r in given.rows(data.get("remarks", ()), "remarks")
+                ),
             )
-        except (KeyError, TypeError) as error:
+        except KeyError as error:
             raise ValueError(
-                f"no budget as StepBudget.as_dict writes it: {error} is missing or wrong; record it again"
+                f"no budget as StepBudget.as_dict writes it: {error} is missing; record it again"
             ) from error
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"no budget as StepBudget.as_dict writes it: {error}; record it again"
+            ) from error
+
+
+def _row_from_dict(row: Any) -> BudgetRow:
+    """Read a row, each field as what it is; where there is no count, all that would follow from one is None."""
+    facts: dict[str, Any] = {
+        "shapes": _shapes(row["shapes"]),
+        "dtypes": tuple(given.text(dtype, "a dtype") for dtype in given.rows(row["dtypes"], "dtypes")),
+        "measured_us": given.number(row["measured_us"], "measured_us", least=0),
+        **{name: given.text(row[name], name) for name in ("op", "reason", "convention", "precision")},
+        **{name: given.whole(row[name], name, least=1) for name in ("calls", "kernels")},
+    }
+    for name in ("flops", "bytes", "least_us", "alone_us"):
+        facts[name] = None if row[name] is None else given.number(row[name], name, least=0)
+    if len({facts[name] is None for name in ("flops", "bytes", "least_us")}) > 1:
+        raise ValueError(f"flops, bytes and least_us of {facts['op']} are all given or all None")
+    for name, words in (("family", get_args(Family)), ("bound", (*get_args(Bound), None))):
+        if row[name] not in words:
+            raise ValueError(f"{name} is {short(row[name])}: one of {', '.join(map(str, words))} is wanted")
+        facts[name] = row[name]
+    if not isinstance(row["in_l2"], bool):
+        raise ValueError(f"in_l2 is {short(row['in_l2'])}: true or false is wanted")
+    return BudgetRow(**facts, in_l2=row["in_l2"])
+
+
+def _shapes(value: object) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(given.whole(size, "a length in shapes") for size in given.rows(shape, "a shape"))
+        for shape in given.rows(value, "shapes")
+    )
 
 
 def _sum_rows(rows: Sequence[BudgetRow]) -> BudgetRow:
@@ -489,7 +518,7 @@ def step_budget(
     TypeError
         `trace` is no trace, or `roofs` no roofs.
     ValueError
-        There is no kernel in the trace, or no roof.
+        There is no kernel in the trace, one of them has no fit times or shapes, or there is no roof.
     """
     calls, span_us, busy_us, l2 = _read(trace)
     known, streams = _roofs(roofs), _streams(roofs)
@@ -665,7 +694,7 @@ def traced_calls(trace: KernelTrace | Mapping[str, Any]) -> list[TracedCall]:
     TypeError
         It is neither.
     ValueError
-        It has no kernel.
+        It has no kernel, or one without fit times or shapes.
     """
     return _read(trace)[0]
 
@@ -685,10 +714,9 @@ def _read(trace: Any) -> tuple[list[TracedCall], float, float, int | None]:
         )
     groups: dict[Any, list[Mapping[str, Any]]] = {}
     for place, kernel in enumerate(kernels):
-        lacking = [name for name in ("name", "start_us", "duration_us") if name not in kernel]
-        if lacking:
-            raise ValueError(f"kernel {place} of the trace lacks {', '.join(lacking)}; it is no whole trace")
-        number = kernel.get("call")
+        if not isinstance(trace, KernelTrace):
+            kernel = _checked(kernel, place)
+        number = kernel["call"]
         groups.setdefault(("alone", place) if number is None else number, []).append(kernel)
     if not groups:
         raise ValueError("the trace has no kernel: what was traced ran nothing on the device")
@@ -704,6 +732,28 @@ def _told(given: Any) -> str:
         return short(given)
     keys = f"keys {sorted(map(str, given))[:6]}"
     return f"{keys}: pass the trace itself, not the recording around it"
+
+
+def _checked(kernel: object, place: int) -> dict[str, Any]:
+    """Read a kernel of a trace's plain data: a time that is none would be summed without an error."""
+    if not isinstance(kernel, Mapping):
+        raise TypeError(f"kernel {place} of the trace is {short(kernel)}: a table of fields is wanted")
+    lacking = [name for name in ("name", "start_us", "duration_us") if name not in kernel]
+    if lacking:
+        raise ValueError(f"kernel {place} of the trace lacks {', '.join(lacking)}; it is no whole trace")
+    call = kernel.get("call")
+    try:
+        return {
+            "name": given.text(kernel["name"], "name"),
+            "op": given.text(kernel.get("op") or "", "op"),
+            "shapes": _shapes(kernel.get("shapes", ())),
+            "dtypes": tuple(given.text(d, "a dtype") for d in given.rows(kernel.get("dtypes", ()), "dtypes")),
+            "call": None if call is None else given.whole(call, "call"),
+            "start_us": given.number(kernel["start_us"], "start_us"),
+            "duration_us": given.number(kernel["duration_us"], "duration_us", least=0),
+        }
+    except ValueError as error:
+        raise ValueError(f"kernel {place} of the trace: {error}") from error
 
 
 def _facts(kernel: Any) -> dict[str, Any]:
@@ -722,9 +772,9 @@ def _union_us(intervals: Iterable[tuple[float, float]]) -> float:
 def _call(kernels: Sequence[Mapping[str, Any]]) -> TracedCall:
     first = kernels[0]
     return TracedCall(
-        op=first.get("op") or first["name"],
-        shapes=tuple(tuple(shape) for shape in first.get("shapes", ())),
-        dtypes=tuple(first.get("dtypes", ())),
+        op=first["op"] or first["name"],
+        shapes=first["shapes"],
+        dtypes=first["dtypes"],
         kernels=len(kernels),
         busy_us=_union_us(_interval(kernel) for kernel in kernels),
         off_device=any(word in k["name"] for k in kernels for word in ("HtoD", "DtoH", "HtoH", "PtoP")),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from gpucourse.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,7 +78,9 @@ def save(command: str, drawn: Callable[[], Figure], path: Path) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing")  # a sign in the snippet that the font lacks
-            drawn().savefig(path, facecolor="white", dpi=150)
+            drawing = io.BytesIO()
+            drawn().savefig(drawing, facecolor="white", dpi=150, format=path.suffix.removeprefix(".").lower())
+        write_whole(path, drawing.getvalue())
     except (OSError, ValueError, ImportError) as error:
         said = error.strerror if isinstance(error, OSError) and error.strerror else error
         print(

@@ -20,6 +20,7 @@ import contextlib
 import functools
 import json
 import math
+import os
 import sys
 import traceback
 import types
@@ -118,7 +119,11 @@ def run(options: argparse.Namespace) -> int:
         timing = _timed(snippet, setup, options)
     except NoGPUError as error:
         return _fail(f"{error} Or time the host with --device cpu.", 1)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except (
+        BaseException
+    ) as error:  # whatever the given code raises, SystemExit and errors of its own kinds included
         return _fail(_raised(error, {SNIPPET: options.snippet, SETUP: options.setup}), 1)
     if options.json:
         print(json.dumps(_as_dict(timing, options), indent=1))
@@ -165,11 +170,36 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
+@contextlib.contextmanager
+def _output_aside() -> Iterator[None]:
+    """Send to standard error what the given code prints, by whatever way: standard output is the result's alone.
+
+    A kernel's ``printf``, a library or a program that the code starts writes to the file, not to Python's stream.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        try:
+            if sys.__stdout__ is not None:
+                sys.__stdout__.flush()
+            kept = os.dup(1)
+        except (OSError, ValueError):  # closed by the shell
+            yield
+            return
+        stack.callback(os.close, kept)
+        try:
+            os.dup2(2, 1)
+        except OSError:  # there is no standard error either
+            yield
+            return
+        stack.callback(os.dup2, kept, 1)
+        yield
+
+
 def _timed(snippet: types.CodeType, setup: types.CodeType, options: argparse.Namespace) -> Timing:
     import torch
 
     names: dict[str, Any] = {"torch": torch, "__name__": "__main__"}
-    with contextlib.redirect_stdout(sys.stderr):  # standard output is the result's alone
+    with _output_aside():
         exec(setup, names)
     given = [
         names[name] for name in dict.fromkeys(_names(snippet)) if isinstance(names.get(name), torch.Tensor)
@@ -182,7 +212,7 @@ def _timed(snippet: types.CodeType, setup: types.CodeType, options: argparse.Nam
         fresh.clear()  # a function that the snippet defines refers back to them, and so would keep its tensors
 
     # The tensors go in as arguments, so that the result names them and their values are put back.
-    with contextlib.redirect_stdout(sys.stderr):
+    with _output_aside():
         return time_cuda(call, *given, device=options.device, l2=options.l2, max_seconds=options.max_seconds)
 
 
