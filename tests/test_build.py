@@ -191,6 +191,22 @@ def test_a_recording_that_no_cell_makes_ends_the_build(small_book: SmallBook, a_
     assert f"recording '{a_recording}' belongs to no page" in built.stderr
 
 
+def test_a_recording_that_its_page_reads_unchecked_says_so_in_its_entry(
+    small_book: SmallBook, a_recording: str
+) -> None:
+    add_recording(small_book, a_recording)
+    small_book.write("book/index.md", "# A small book\n\n```{recordings}\n```\n")
+    small_book.notebook(
+        "book/page.md",
+        "# A page\n\n```{code-cell}\nfrom gpucourse.recording import load, recorded\n\n@recorded\n"
+        f"def {a_recording}():\n    return {{'changed': True}}\n\nlive = False\n"
+        f"found = {a_recording}() if live else load({a_recording!r})\n```\n",
+    )
+    built = small_book.build(CUDA_VISIBLE_DEVICES="")
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert "without comparing the fingerprints" in small_book.html("book/index.html")
+
+
 def test_a_figure_not_yet_measured_is_built_and_listed(small_book: SmallBook) -> None:
     small_book.notebook(
         "book/page.md",

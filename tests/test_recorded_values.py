@@ -51,6 +51,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> None:
         ("loop.median_us / matmul.median_us | .1f times", f"2.0{NBSP}times"),
         ("median(loop.samples_ms) | .1f ms", f"2.0{NBSP}ms"),
         ("loop.count", "12,345"),
+        ("ceil(loop.median_us / 2)", "12"),  # a fraction of a step repays nothing
         ("loop.count | ,d launches", f"12,345{NBSP}launches"),
         ("loop.label", "a hundred additions"),
         (r"loop.median_us \| .1f µs", f"23.7{NBSP}µs"),  # in a table with pipes

@@ -114,6 +114,39 @@ def test_check_names_missing_pending_corrupt_and_orphaned(book, tmp_path, monkey
         assert said in out
 
 
+@pytest.mark.parametrize(
+    ("cell", "unchecked"),
+    [
+        ("found = one()", ()),
+        ("found = one() if live else load('one')", ("one",)),
+        ("if live:\n    found = one()\nelse:\n    found = recording.load('one')", ("one",)),
+        ("found = load('one')", ("one",)),
+        ("found = one()\n\n\ndef of(run):\n    return found if run else load('one')", ()),
+        ("found = one()\nother = load('elsewhere')", ()),
+        ("%time one()\nload('one')", ()),
+    ],
+)
+def test_a_recording_that_its_page_loads_where_it_should_replay_it_is_known(book, cell, unchecked):
+    (page,) = recorder.find_pages(book("a.md", ONE.removesuffix("one()"), cell))
+    assert page.unchecked == unchecked
+
+
+def test_check_notes_what_is_read_without_a_check_and_fails_for_nothing_else(
+    book, tmp_path, monkeypatch, capsys
+):
+    folder = tmp_path / "recordings" / recording.BOOK_DEVICE
+    folder.mkdir(parents=True)
+    monkeypatch.setenv(recording.FOLDER_VARIABLE, str(folder.parent))
+    monkeypatch.setattr(recording, "load", lambda name: None)
+    (folder / "one.json").write_text("{}")
+    root = book("a.md", ONE.removesuffix("one()"), "found = one() if live else load('one')")
+    assert cli.main(["record", "--check", "--root", str(root)]) == 0
+    first, note = capsys.readouterr().out.splitlines()
+    assert first == "every recording is there, whole, and belongs to a chapter"
+    assert note.startswith("note: ")
+    assert "a.md: one is read by load() and not replayed" in note
+
+
 def run_page(book, monkeypatch, tmp_path, *cells):
     """Run a page's recording for real, in a kernel, with the GPU pretended inside that kernel."""
     pretend = """

@@ -22,6 +22,7 @@ import pytest
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
+from gpucourse import recorder
 from tests.conftest import ROOT
 from tests.site_text import as_read, texts
 
@@ -240,6 +241,8 @@ def test_the_measurements_page_has_every_recording_with_its_conditions_and_file(
         assert download, path.stem
         file = (site / "book" / "reference" / download[1]).resolve()
         assert file.read_bytes() == path.read_bytes()
+    marked = {name for name, entry in entries.items() if "without comparing the fingerprints" in entry}
+    assert marked == {name for page in recorder.find_pages(ROOT) for name in page.unchecked}
 
 
 # --- the notebooks -----------------------------------------------------------------------------------------

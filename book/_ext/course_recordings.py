@@ -6,6 +6,7 @@ recording or key does not exist is a warning, and warnings end the build.
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import os
 from pathlib import Path
@@ -34,6 +35,11 @@ PROVENANCE = (
     ("Made by", "command"),
 )
 
+UNCHECKED = (
+    "An exception: its chapter reads this file without comparing the fingerprints, so that the code has not changed "
+    "since is not checked. Measured anew, it will be."
+)
+
 
 def recording_file(name: str) -> Path:
     """Return the file that `recording.load` reads."""
@@ -46,10 +52,14 @@ def anchor(name: str) -> str:
     return f"rec-{name}"
 
 
-def makers(env: BuildEnvironment) -> dict[str, Path]:
-    """Map each recorded function to the chapter or benchmark that defines it, relative to the book's root."""
+def makers(env: BuildEnvironment) -> dict[str, recorder.Page]:
+    """Map each recorded function to the chapter or benchmark that defines it, its path from the book's root on."""
     root = Path(env.srcdir)
-    return {name: page.path.relative_to(root) for page in recorder.find_pages(root) for name in page.recorded}
+    return {
+        name: dataclasses.replace(page, path=page.path.relative_to(root))
+        for page in recorder.find_pages(root)
+        for name in page.recorded
+    }
 
 
 class RecRole(SphinxRole):
@@ -145,13 +155,13 @@ class RecordingsDirective(SphinxDirective):
             return [nodes.paragraph("", "There is no recording yet.")]
         return sections
 
-    def _section(self, found: recording.Recording, made_by: Path) -> nodes.section:
+    def _section(self, found: recording.Recording, made_by: recorder.Page) -> nodes.section:
         section = nodes.section(
             "", nodes.title("", "", nodes.literal("", found.name)), ids=[anchor(found.name)]
         )
         line = found.line()
         section += nodes.paragraph("", f"{line[0].upper()}{line[1:]}.", classes=["provenance"])
-        page = made_by.with_suffix("").as_posix()
+        page = made_by.path.with_suffix("").as_posix()
         if page in self.env.found_docs:
             source: nodes.Node = addnodes.pending_xref(
                 "", nodes.inline("", page), refdomain="std", reftype="doc",
@@ -159,7 +169,7 @@ class RecordingsDirective(SphinxDirective):
             )  # fmt: skip
             links = nodes.paragraph("", "Made by a cell of ", source)
         else:
-            links = nodes.paragraph("", "Made by ", nodes.literal("", made_by.as_posix()))
+            links = nodes.paragraph("", "Made by ", nodes.literal("", made_by.path.as_posix()))
         file = recording_file(found.name)
         if file.is_relative_to(self.env.srcdir):
             inside = file.relative_to(self.env.srcdir).as_posix()
@@ -170,6 +180,8 @@ class RecordingsDirective(SphinxDirective):
             )  # fmt: skip
         links += nodes.Text(".")
         section += links
+        if found.name in made_by.unchecked:
+            section += nodes.paragraph("", UNCHECKED)
         facts = found.provenance
         conditions = [(label, str(facts[key])) for label, key in PROVENANCE if facts.get(key)]
         conditions += [

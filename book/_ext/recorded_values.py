@@ -8,12 +8,14 @@ the unit. Left of the bar stands an expression over recordings, so that a ratio 
 ``loop.elapsed_ms / matmul.elapsed_ms | .1f``  a ratio of two recordings
 ``widths["2048"].median_ms``                   a key that is no name; ``widths.2048.median_ms`` is the same
 ``median(loop.samples_ms) | .2f ms``           ``min``, ``max``, ``median``, ``len`` and ``sum`` of a list
+``ceil(1000 * run.cost_s / run.saved_ms)``     rounded up to a whole number, as for what is counted in steps
 =============================================  ==========================================================
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import re
 import statistics
@@ -24,6 +26,7 @@ from gpucourse import recording
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "ceil": math.ceil,
     "len": len,
     "max": max,
     "median": statistics.median,

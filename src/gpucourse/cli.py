@@ -91,6 +91,8 @@ def _record(options: argparse.Namespace) -> int:
         if options.check:
             problems = recorder.check_recordings(root)
             print("\n".join(problems) or "every recording is there, whole, and belongs to a chapter")
+            for note in recorder.unchecked_recordings(root):
+                print(f"note: {note}")
             return 1 if problems else 0
         if options.pages:
             wanted = {path.resolve() for path in options.pages}

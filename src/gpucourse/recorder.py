@@ -6,14 +6,14 @@ import ast
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from gpucourse import recording
 from gpucourse.environment import require_cuda
 
-__all__ = ["Page", "RecordPageError", "check_recordings", "find_pages", "record_page"]
+__all__ = ["Page", "RecordPageError", "check_recordings", "find_pages", "record_page", "unchecked_recordings"]
 
 CELL_TIMEOUT_S = 900
 
@@ -34,11 +34,15 @@ class Page:
         Names of its recorded functions, in order.
     pending
         Those marked as not yet measured.
+    unchecked
+        Those whose recording the page takes from `recording.load` wherever it cannot measure: the replay, which
+        would refuse it if the code has changed since, is passed by.
     """
 
     path: Path
     recorded: tuple[str, ...]
     pending: tuple[str, ...]
+    unchecked: tuple[str, ...] = ()
 
 
 def _read(path: Path) -> Any:
@@ -71,6 +75,32 @@ def _decorators(source: str) -> Iterator[tuple[str, bool]]:
                 yield node.name, any(keyword.arg == "pending" for keyword in (call.keywords if call else []))
 
 
+def _loaded_and_replayed(node: ast.AST, conditional: bool = False) -> Iterator[tuple[str, bool]]:
+    """Give each name that code loads, with False, and each function that it calls on all its ways, with True."""
+    conditional = conditional or isinstance(node, ast.If | ast.IfExp)
+    if isinstance(node, ast.Call):
+        called = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        if called == "load" and node.args and isinstance(node.args[0], ast.Constant):
+            yield str(node.args[0].value), False
+        elif not conditional:
+            yield called, True
+    for child in ast.iter_child_nodes(node):
+        yield from _loaded_and_replayed(child, conditional)
+
+
+def _unchecked(sources: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+    loaded: set[str] = set()
+    replayed: set[str] = set()
+    for source in sources:
+        try:
+            tree = ast.parse(source)
+        except SyntaxError:  # a cell with magics
+            continue
+        for name, is_replay in _loaded_and_replayed(tree):
+            (replayed if is_replay else loaded).add(name)
+    return tuple(name for name in names if name in loaded - replayed)
+
+
 def find_pages(root: Path) -> list[Page]:
     """Find the chapters and benchmarks below `root` that define recorded functions.
 
@@ -100,12 +130,8 @@ def find_pages(root: Path) -> list[Page]:
                 raise RecordPageError(f"{path} cannot be read: {error.strerror}") from error
             if "@recorded" not in text:
                 continue
-            found = [
-                pair
-                for cell in _read(path).cells
-                if cell.cell_type == "code"
-                for pair in _decorators(cell.source)
-            ]
+            sources = [cell.source for cell in _read(path).cells if cell.cell_type == "code"]
+            found = [pair for source in sources for pair in _decorators(source)]
             for name, _ in found:
                 if name in owner:
                     raise RecordPageError(
@@ -115,7 +141,12 @@ def find_pages(root: Path) -> list[Page]:
             if found:
                 names = tuple(name for name, _ in found)
                 pages.append(
-                    Page(path=path, recorded=names, pending=tuple(n for n, pending in found if pending))
+                    Page(
+                        path=path,
+                        recorded=names,
+                        pending=tuple(n for n, pending in found if pending),
+                        unchecked=_unchecked(sources, names),
+                    )
                 )
     return pages
 
@@ -174,6 +205,16 @@ def record_page(page: Page, root: Path) -> float:
                 f"{relative} ran, but {name} was never called: call it in a cell of the page"
             )
     return time.time() - began
+
+
+def unchecked_recordings(root: Path) -> list[str]:
+    """List the recordings that their own page reads without asking whether they are stale; none keeps a book back."""
+    return [
+        f"{page.path}: {name} is read by load() and not replayed, so nothing says if its code has changed since; "
+        f"measure it again, then call {name}() alone"
+        for page in find_pages(root)
+        for name in page.unchecked
+    ]
 
 
 def check_recordings(root: Path) -> list[str]:
