@@ -107,6 +107,33 @@ def test_a_wide_equation_shows_its_beginning_first(open_page: OpenPage, path: st
     assert [pair for pair in begins if pair[1] < pair[0]] == []
 
 
+@pytest.mark.parametrize("colour", ["light", "dark"])
+@pytest.mark.parametrize("path", PAGES)
+def test_what_scrolls_inside_itself_on_a_phone_shows_that_there_is_more(
+    open_page: OpenPage, path: str, colour: str
+) -> None:
+    page = open_page(path, width=NARROW, scheme_colour=colour)
+    page.eval_on_selector_all("article details", "folds => folds.forEach(fold => fold.open = true)")
+    silent = page.locator("article :is(.scroll, div.math, .pst-scrollable-table-container)").evaluate_all(
+        """boxes => boxes.filter(box => box.scrollWidth > box.clientWidth + 1)
+            .filter(box => getComputedStyle(box).backgroundImage.split("linear-gradient").length !== 5)
+            .map(box => box.outerHTML.slice(0, 120))"""
+    )
+    assert silent == []
+    wide = page.locator("figure.chart .drawing").evaluate_all(
+        "drawings => drawings.filter(d => d.scrollWidth > d.clientWidth + 1).map(d => d.ariaLabel)"
+    )
+    assert wide == [], "a chart does not fit the width of a phone"
+
+
+def test_a_wide_tables_labels_do_not_break_at_every_word(open_page: OpenPage) -> None:
+    page = open_page(next(path for path in PAGES if "launch_bound" in path), width=NARROW)
+    labels = page.locator("table.data").first.locator("tbody th")
+    widths = labels.evaluate_all("cells => cells.map(cell => cell.getBoundingClientRect().width)")
+    assert len(widths) > 1
+    assert min(widths) >= 8 * 16
+
+
 def test_search_finds_a_page(open_page: OpenPage) -> None:
     page = open_page("search.html?q=kernel")
     page.wait_for_selector("#search-results li a")
