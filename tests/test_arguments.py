@@ -7,7 +7,9 @@ import functools
 import pytest
 import torch
 
-from gpucourse.arguments import Kept, describe, tensors_of
+from gpucourse.arguments import Kept, describe, refuse_deferred, tensors_of
+from gpucourse.cuda_events import time_cuda
+from gpucourse.launch_count import count_launches
 
 ROOM = 1e9
 
@@ -118,3 +120,79 @@ def test_a_fake_tensor_has_no_memory_to_keep_and_is_not_asked_for_it():
     kept = Kept([x], 1e9)  # a warning would be an error here
     assert not kept.changed()
     assert kept.restore()
+
+
+@pytest.mark.parametrize("how", ["set_", "data", "transposed in place"])
+def test_an_argument_that_was_given_other_memory_stands_for_its_own_again(how):
+    x = torch.arange(6.0).reshape(2, 3)
+    address = x.data_ptr()
+    kept = Kept([x], ROOM)
+    assert not kept.changed()
+    if how == "set_":
+        x.set_(torch.zeros(5))
+    elif how == "data":
+        x.data = torch.zeros(5)
+    else:
+        x.t_()
+    assert kept.changed()
+    assert kept.restore()
+    assert x.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert x.data_ptr() == address
+
+
+def test_a_parameter_whose_data_were_exchanged_and_written_gets_both_back():
+    weight = torch.nn.Parameter(torch.ones(3))
+    kept = Kept([weight], ROOM)
+    with torch.no_grad():
+        weight.mul_(2)
+    weight.data = torch.zeros(3, dtype=torch.float64)
+    assert kept.changed()
+    assert kept.restore()
+    assert weight.tolist() == [1.0, 1.0, 1.0]
+    assert weight.dtype == torch.float32
+    assert weight.requires_grad
+
+
+def test_what_has_no_one_memory_is_not_followed():
+    sparse = torch.eye(3).to_sparse()
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    kept = Kept([sparse, nested, torch.ones(3, device="meta")], ROOM)
+    assert not kept.changed()
+    assert kept.restore()
+
+
+def test_an_argument_that_holds_itself_is_refused():
+    endless: list[object] = [torch.ones(2)]
+    endless.append(endless)
+    with pytest.raises(ValueError, match="an argument holds itself"):
+        tensors_of(len, (endless,))
+
+
+def test_a_function_whose_call_runs_nothing_is_refused():
+    def steps(n):
+        yield n
+
+    async def fetched(n):
+        return n
+
+    async def streamed(n):
+        yield n
+
+    for fn, kind in ((steps, "generator"), (fetched, "coroutine"), (streamed, "generator")):
+        for given in (fn, functools.partial(fn, 1)):
+            with pytest.raises(
+                TypeError, match=f"time_cuda calls a function, and calling .* only makes a {kind}"
+            ):
+                refuse_deferred(given, "time_cuda")
+            with pytest.raises(TypeError, match=f"count_launches .* only makes a {kind}"):
+                count_launches(given, 1)
+            with pytest.raises(TypeError, match=f"time_cuda .* only makes a {kind}"):
+                time_cuda(given, 1, device="cpu")
+    for plain in (len, torch.add, torch.nn.Linear(2, 2), functools.partial(max, 1), lambda: 1):
+        refuse_deferred(plain, "time_cuda")
+
+
+def test_the_most_seconds_are_a_number_that_a_clock_can_hold():
+    for seconds in (10**400, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="max_seconds"):
+            time_cuda(len, "", device="cpu", max_seconds=seconds)

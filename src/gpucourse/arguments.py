@@ -9,13 +9,31 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["Kept", "describe", "tensors_of"]
+__all__ = ["Kept", "describe", "refuse_deferred", "tensors_of"]
 
 CHUNK_BYTES = 2**28  # compared at a time: a comparison writes a temporary as large
+
+
+def refuse_deferred(fn: Callable[..., Any], who: str) -> None:
+    """Raise TypeError where calling `fn` only makes a generator or a coroutine, and runs nothing of what it says."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    kinds = {
+        "a generator": inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn),
+        "a coroutine": inspect.iscoroutinefunction(fn),
+    }
+    for kind, found in kinds.items():
+        if found:
+            name = getattr(fn, "__name__", "the function")
+            raise TypeError(
+                f"{who} calls a function, and calling {name} only makes {kind}: nothing of it would run. Pass a plain "
+                "function that runs it to its end"
+            )
 
 
 def tensors_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
@@ -33,6 +51,11 @@ def tensors_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
     list of torch.Tensor
         Empty where torch has not been imported, since nothing can be a tensor then. What `fn` closes over, or a
         module's parameters, cannot be known from outside.
+
+    Raises
+    ------
+    ValueError
+        An argument holds itself.
     """
     if "torch" not in sys.modules:
         return []
@@ -45,7 +68,11 @@ def tensors_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
         fn = fn.func
     given.append(getattr(fn, "__self__", None))
     found: dict[int, Any] = {}
-    for leaf in tree_leaves((args, *given)):
+    try:
+        leaves = tree_leaves((args, *given))
+    except RecursionError:
+        raise ValueError("an argument holds itself, so its tensors have no end: pass what does not") from None
+    for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             found.setdefault(id(leaf), leaf)
     return list(found.values())
@@ -100,6 +127,46 @@ class _Storage:
         return True
 
 
+@dataclasses.dataclass(slots=True)
+class _Place:
+    """Which part of which memory a tensor stood for, and another tensor that still does (None where there is none)."""
+
+    tensor: Any
+    facts: tuple[Any, ...] | None
+    twin: Any
+
+    @classmethod
+    def of(cls, tensor: Any) -> _Place:
+        facts = _place(tensor)
+        return cls(tensor, facts, None if facts is None else tensor.detach())
+
+    def same(self) -> bool:
+        return self.facts is None or _place(self.tensor) == self.facts
+
+    def restore(self) -> bool:
+        """Let the tensor stand for it again, where ``set_`` or ``.data =`` gave it something else."""
+        if self.same():
+            return True
+        try:
+            self.tensor.data = self.twin
+        except (RuntimeError, TypeError):
+            return False
+        return self.same()
+
+
+def _place(tensor: Any) -> tuple[Any, ...] | None:
+    """Give address, offset, shape, strides and type; None where a tensor has no one memory."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if isinstance(tensor, FakeTensor):
+        return None
+    try:
+        address = tensor.untyped_storage().data_ptr()
+        return address, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+    except (NotImplementedError, RuntimeError):  # sparse or nested
+        return None
+
+
 class Kept:
     """The arguments as they were before the first call.
 
@@ -116,6 +183,7 @@ class Kept:
         import torch
         from torch._subclasses.fake_tensor import FakeTensor
 
+        self._places = [_Place.of(tensor) for tensor in tensors]
         self._versions = [(tensor, _version(tensor)) for tensor in tensors]
         self._grads = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf]
         memories: dict[tuple[str, int], Any] = {}
@@ -145,7 +213,9 @@ class Kept:
             storage.copy = None
 
     def changed(self) -> bool:
-        """Whether an argument or its gradient is not what it was: by torch's count of writes, or by its bytes."""
+        """Whether an argument or its gradient is not what it was: by torch's count of writes, or by place and bytes."""
+        if not all(place.same() for place in self._places):
+            return True
         counted = any(_version(tensor) != before for tensor, before in self._versions)
         replaced = any(tensor.grad is not before for tensor, before in self._grads)
         return counted or replaced or (self.copied and not all(storage.same() for storage in self._storages))
@@ -154,5 +224,7 @@ class Kept:
         """Put values and gradients back; whether all of it was possible."""
         for tensor, before in self._grads:
             tensor.grad = before
-        done = [storage.restore() for storage in self._storages]  # each is tried, also after one that failed
+        # Each is tried, also after one that failed.
+        done = [place.restore() for place in self._places]
+        done += [storage.restore() for storage in self._storages]
         return all(done)

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
-from gpucourse.arguments import Kept, describe, tensors_of
+from gpucourse.arguments import Kept, describe, refuse_deferred, tensors_of
 from gpucourse.environment import Environment, require_cuda
 from gpucourse.streams import (
     SPIN_CYCLES_PER_MS,
@@ -367,11 +367,14 @@ def time_cuda(
         raise TypeError(
             f"time_cuda times a function, found {type(fn).__name__}: pass torch.matmul, not its result"
         )
+    refuse_deferred(fn, "time_cuda")
     if device not in ("cuda", "cpu") or l2 not in ("warm", "cold"):
         raise ValueError(f'device is "cuda" or "cpu" and l2 is "warm" or "cold"; found {device!r} and {l2!r}')
     for name, value in (("spread", spread), ("max_seconds", max_seconds)):
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{name} must be a number, found {value!r} of type {type(value).__name__}")
+        if value > sys.float_info.max:
+            raise ValueError(f"{name} is larger than any float: spread is in (0, 1), max_seconds such as 0.5")
     if not 0 < spread < 1 or not 0 < max_seconds < math.inf:
         raise ValueError(f"spread is in (0, 1) and max_seconds above 0; found {spread!r} and {max_seconds!r}")
     call = functools.partial(fn, *args)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from gpucourse.arguments import refuse_deferred
 from gpucourse.streams import compiler_aside, launches
 
 __all__ = [
@@ -17,12 +18,13 @@ __all__ = [
 
 
 def refuse_result(fn: object, who: str) -> None:
-    """Raise TypeError where `fn` cannot be called: mostly it is the result of the call that was meant."""
+    """Raise TypeError where `fn` cannot be called, or where calling it runs nothing."""
     if not callable(fn):
         raise TypeError(
             f"{who} calls a function itself, found {type(fn).__name__}: pass torch.matmul and its arguments, "
             "or lambda: x @ x, not the result"
         )
+    refuse_deferred(fn, who)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +71,13 @@ def count_launches(fn: Callable[..., Any], *args: Any) -> LaunchCount:
     -------
     LaunchCount
         Counted below autograd, so a backward pass inside `fn` is included. An operation may launch several
-        kernels, or a fused one may stand for several: on a GPU, `trace` shows which.
+        kernels, or a fused one may stand for several: on a GPU, `trace` shows which. What `fn` leaves to threads
+        of its own is not seen.
 
     Raises
     ------
     TypeError
-        `fn` cannot be called.
+        `fn` cannot be called, or is a generator's or a coroutine's function, whose call runs nothing.
     ModuleNotFoundError
         torch is not installed.
     """
