@@ -65,3 +65,33 @@ def test_the_first_mention_of_a_chapter_in_a_section_is_a_link(page: Path) -> No
             elif found[2] not in linked:
                 bare.append(section[max(found.start() - 40, 0) : found.end()])
     assert bare == []
+
+
+def unnamed(readme: str, folder: Path) -> list[str]:
+    """Return the package's modules and folders that a read-me's map does not name."""
+    shown = re.search(r"^src/gpucourse/(.*?)^\w+/", readme, re.MULTILINE | re.DOTALL)
+    assert shown, "the read-me has no map of the package"
+    names = set(re.findall(r"\w+", shown[1]))
+    parts = [
+        path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
+    ]
+    return sorted(part for part in parts if part != "__init__" and part not in names)
+
+
+def test_the_read_mes_map_names_every_module_of_the_package(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert unnamed(readme, ROOT / "src" / "gpucourse") == []
+    (tmp_path / "unheard_of.py").touch()
+    assert unnamed(readme, tmp_path) == ["unheard_of"]
+
+
+def test_the_read_me_names_every_command() -> None:
+    listed = re.search(
+        r"^  cli  commands/ +gpucourse (.+)$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert listed
+    written = {path.stem for path in (ROOT / "src" / "gpucourse" / "commands").glob("*.py")} - {
+        "__init__",
+        "picture",
+    }
+    assert written | {"doctor", "record"} == set(listed[1].split(" · "))
