@@ -368,13 +368,16 @@ def _look(census: Census, at: int) -> Count:
     import torch
 
     on_cuda = torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-    if on_cuda:
-        for index in range(torch.cuda.device_count()):
-            torch.cuda.synchronize(index)
+    # Only devices that memory was reserved on: to wait for another one would make a context there.
+    devices = (
+        [i for i in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(i)] if on_cuda else []
+    )
+    for index in devices:
+        torch.cuda.synchronize(index)
     gc.collect()
     count = census.take(at)
     if on_cuda:
-        allocated = sum(torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count()))
+        allocated = sum(torch.cuda.memory_allocated(index) for index in devices)
         count = dataclasses.replace(count, device_bytes=allocated)
     return count
 
