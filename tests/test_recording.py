@@ -573,3 +573,30 @@ def test_what_a_killed_recorder_left_is_no_recording_and_goes_with_the_next(gpu,
     os.utime(left, (long_ago, long_ago))
     record(monkeypatch)
     assert [p.name for p in path.parent.iterdir()] == ["measured.json"]
+
+
+WIDTHS = """
+WIDTHS = {"a": 3}
+
+@recorded
+def measured():
+    return {"value_ms": float(WIDTHS["a"])}
+"""
+
+
+def test_a_recording_is_held_against_the_rule_that_it_was_made_by(gpu, monkeypatch, no_gpu):
+    record(monkeypatch, WIDTHS)
+    (path,) = gpu.rglob("measured.json")
+    kept = json.loads(path.read_text())
+    assert kept["fingerprint"]["rule"] == 2
+    no_gpu()
+    with pytest.raises(StaleRecordingError):  # the second rule takes dicts in
+        notebook(WIDTHS.replace("3", "4"))["measured"]()
+    kept["fingerprint"] = fingerprint(notebook(WIDTHS)["measured"].function, 1)
+    assert "rule" not in kept["fingerprint"]
+    path.write_text(json.dumps(kept))
+    assert notebook(WIDTHS)["measured"]()["value_ms"] == 3.0
+    kept["fingerprint"]["rule"] = 3
+    path.write_text(json.dumps(kept))
+    with pytest.raises(CorruptRecordingError, match="rule 3, and this version of gpucourse knows 1 and 2"):
+        notebook(WIDTHS)["measured"]()
