@@ -687,3 +687,43 @@ def test_ragged_numbers_and_things_of_another_kind_are_named():
     for nothing in ("H200", None):
         with pytest.raises(TypeError, match=r"takes a record, not .*hardware\.device"):
             Roofline.of(nothing, "bf16")
+
+
+def _bound_with(**given):
+    batch = {
+        "P_peak": ureg.Quantity(989, "TFLOP/s"),
+        "I": ureg.Quantity(85, "FLOP/byte"),
+        "B_mem": ureg.Quantity(4800, "GB/s"),
+    }
+    return validate_shapes_and_units(batch | given)
+
+
+def test_a_masked_place_has_no_value_and_is_refused():
+    whole = np.ma.array([1.0, 2.0], mask=[False, False])
+    assert _bound_with(I=ureg.Quantity(whole, "FLOP/byte")).intensity.tolist() == [1.0, 2.0]
+    masked = np.ma.array([1.0, 2.0], mask=[False, True])
+    with pytest.raises(RooflineInputError, match="I: some of its places are masked"):
+        _bound_with(I=ureg.Quantity(masked, "FLOP/byte"))
+
+
+def test_a_rate_beyond_all_floats_in_its_si_unit_is_no_finite_number_and_warns_of_nothing():
+    with pytest.raises(RooflineInputError, match=r"P_peak: 1e\+300 is not a finite number"):
+        _bound_with(P_peak=ureg.Quantity(1e300, "YFLOP/s"))
+
+
+def test_a_tensor_without_values_is_no_array_of_numbers():
+    torch = pytest.importorskip("torch")
+    empty = torch.ones(2, device="meta")
+    with pytest.raises(RooflineInputError, match="I: its magnitude is no array of numbers"):
+        _bound_with(I=ureg.Quantity(empty, "FLOP/byte"))
+    with pytest.raises(RooflineInputError, match=r"I: .* is no array of numbers of one shape"):
+        Roofline(peak_flops=1e14, bandwidth=1e12).attainable(empty)
+    with pytest.raises(TypeError, match="is_finite takes"):
+        is_finite(empty)
+
+
+def test_a_work_taken_more_often_than_a_float_can_say_is_refused():
+    with pytest.raises(ValueError, match="times this work is beyond all floats"):
+        10**400 * Work(flops=1.5, bytes=1.0)
+    with pytest.raises(ValueError, match="wanted a finite amount"):
+        10**20 * Work(flops=1e300, bytes=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -225,3 +226,74 @@ def test_the_model_is_reached_from_both_of_its_modules() -> None:
     assert training.GPT is gpt.GPT
     with pytest.raises(AttributeError, match="has no attribute 'Transformer'"):
         _ = training.Transformer
+
+
+def small() -> tuple:
+    config = GPTConfig(layers=1, width=16, heads=2, vocabulary=11, context=8)
+    model = GPT(config)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), *random_tokens(config, 2)
+
+
+@pytest.mark.parametrize("name", ["tokens", "targets"])
+@pytest.mark.parametrize("as_what", [lambda t: t.tolist(), lambda t: t.numpy(), lambda t: None])
+def test_a_batch_that_is_no_tensor_is_refused_before_the_forward_pass(name, as_what):
+    model, optimizer, tokens, targets = small()
+    batch = {"tokens": tokens, "targets": targets}
+    batch[name] = as_what(batch[name])
+    with pytest.raises(TypeError, match=f"{name} are a .*; wanted a tensor"):
+        plain_step(model, optimizer, **batch)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.bool])
+def test_targets_of_another_type_are_refused_unless_the_loss_is_the_callers_own(dtype):
+    model, optimizer, tokens, targets = small()
+    with pytest.raises(TypeError, match=f"targets are {dtype}; wanted torch.int64"):
+        plain_step(model, optimizer, tokens, targets.to(dtype))
+    squares = plain_step(
+        model,
+        optimizer,
+        tokens,
+        targets.to(dtype),
+        loss_of=lambda m, x, y: m(x).square().mean() + 0 * y.sum(),
+    )
+    assert torch.isfinite(squares)
+
+
+def test_a_model_is_given_tensors():
+    model, *_ = small()
+    with pytest.raises(TypeError, match="tokens are a list; wanted a tensor of whole numbers"):
+        model([[1, 2]])
+
+
+def test_numpys_integers_are_whole_numbers_too():
+    shape = dict.fromkeys(("layers", "heads"), np.int64(1)) | {
+        "width": np.int32(16),
+        "vocabulary": 11,
+        "context": 8,
+    }
+    config = GPTConfig(**shape)
+    assert config == GPTConfig(layers=1, heads=1, width=16, vocabulary=11, context=8)
+    assert type(config.parameters) is int
+    tokens, _ = random_tokens(config, np.int64(2), seed=np.int64(3))
+    assert torch.equal(tokens, random_tokens(config, 2, seed=3)[0])
+
+
+@pytest.mark.parametrize("seed", [True, None, 1.5, "a"])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(TypeError, match="seed must be a whole number"):
+        random_tokens(small()[0].config, 1, seed=seed)
+
+
+def test_a_seed_has_64_bits():
+    config = small()[0].config
+    random_tokens(config, 1, seed=2**64 - 1)
+    random_tokens(config, 1, seed=-(2**63))
+    for seed in (2**64, 10**5000, -(2**63) - 1):
+        with pytest.raises(ValueError, match="wanted one of 64 bits"):
+            random_tokens(config, 1, seed=seed)
+
+
+def test_a_step_in_which_no_target_counts_is_not_a_number():
+    model, optimizer, tokens, targets = small()
+    assert torch.isnan(plain_step(model, optimizer, tokens, torch.full_like(targets, -100)))

@@ -143,10 +143,18 @@ def _checked(symbol: str, quantity: Any) -> Numbers:
             symbol,
             f"{quantity.units} is not a unit of {meaning}; that is measured in {unit}, such as {example}",
         )
-    raw = np.asarray(quantity.magnitude)
+    if isinstance(quantity.magnitude, np.ma.MaskedArray) and np.ma.is_masked(quantity.magnitude):
+        raise RooflineInputError(
+            symbol, "some of its places are masked, so they have no value: give whole arrays"
+        )
+    try:
+        raw = np.asarray(quantity.magnitude)
+    except (TypeError, RuntimeError) as error:  # a tensor of another device, or one that holds no values
+        raise RooflineInputError(symbol, f"its magnitude is no array of numbers: {error}") from error
     if raw.dtype.kind not in "iuf":
         raise RooflineInputError(symbol, f"its magnitude is {raw.dtype}, not real numbers")
-    si = np.asarray(ureg.Quantity(raw.astype(np.float64), quantity.units).to(unit).magnitude)
+    with np.errstate(over="ignore"):  # what is too large for a float becomes infinite, and is told so below
+        si = np.asarray(ureg.Quantity(raw.astype(np.float64), quantity.units).to(unit).magnitude)
     if not np.isfinite(si).all():
         raise RooflineInputError(symbol, f"{_first(raw, ~np.isfinite(si))} is not a finite number")
     wrong = si <= 0 if positive else si < 0
@@ -230,7 +238,7 @@ def is_finite(value: Any) -> bool:
     """
     try:
         array = np.asarray(getattr(value, "magnitude", value))
-    except ValueError as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise TypeError(f"is_finite takes numbers of one shape, not {short(value)}") from error
     if array.dtype.kind not in "iuf":
         raise TypeError(f"is_finite takes real numbers, not {short(value)}")
@@ -424,7 +432,7 @@ def _intensity(value: Any) -> Numbers:
         )
     try:
         array = np.asarray(value)
-    except ValueError as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise RooflineInputError("I", f"{short(value)} is no array of numbers of one shape") from error
     if array.dtype.kind not in "iuf":
         raise RooflineInputError("I", f"{short(value)} is not a real number of flop/byte")

@@ -118,6 +118,10 @@ def _initialize(module: nn.Module) -> None:
 
 
 def _check_tokens(tokens: Tensor, context: int) -> None:
+    if not isinstance(tokens, Tensor):
+        raise TypeError(
+            f"tokens are a {type(tokens).__name__}; wanted a tensor of whole numbers, torch.int64"
+        )
     if tokens.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"tokens are {tokens.dtype}; wanted whole numbers, torch.int64")
     if tokens.dim() != 2 or tokens.numel() == 0:

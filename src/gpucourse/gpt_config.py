@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import dataclasses
+from numbers import Integral
 
 __all__ = ["GPTConfig", "night_config"]
 
@@ -44,8 +45,11 @@ class GPTConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int):
+            if isinstance(value, bool) or not isinstance(
+                value, Integral
+            ):  # numpy's integers are good ones, too
                 raise TypeError(f"GPTConfig: {field.name} must be a whole number, not {value!r}")
+            object.__setattr__(self, field.name, int(value))
             if value < 1:
                 raise ValueError(f"GPTConfig: {field.name} is {value}; wanted 1 or more")
         if self.width % self.heads:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gpucourse.gpt_config import GPTConfig, night_config
+from gpucourse.work import short
 
 if TYPE_CHECKING:
     import torch
@@ -72,15 +74,19 @@ def random_tokens(
     Raises
     ------
     TypeError, ValueError
-        `examples` is no whole number or below 1.
+        `examples` or `seed` is no whole number, `examples` is below 1, or `seed` has more than 64 bits.
     """
     import torch
 
-    if isinstance(examples, bool) or not isinstance(examples, int):
-        raise TypeError(f"examples must be a whole number, not {examples!r}")
+    for name, value in (("examples", examples), ("seed", seed)):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError(f"{name} must be a whole number, not {value!r}")
     if examples < 1:
         raise ValueError(f"examples is {examples}; wanted 1 or more")
-    generator = torch.Generator().manual_seed(seed)
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed is {short(seed)}; wanted one of 64 bits")
+    examples = int(examples)
+    generator = torch.Generator().manual_seed(int(seed))
     drawn = torch.randint(config.vocabulary, (examples, config.context + 1), generator=generator)
     return drawn[:, :-1].to(device), drawn[:, 1:].to(device)
 
@@ -124,7 +130,8 @@ def plain_step(
     optimizer
         Of the model's parameters, which are fp32 whatever the precision.
     tokens, targets
-        (B, T) each, int64; a target of −100 does not count.
+        (B, T) each, int64; a target of −100 does not count. Where none counts, the loss and the gradients are NaN,
+        and so are the model's weights afterwards: what a mean over nothing is cannot be told without a wait.
     precision
         What the products run in. "fp32": fp32, tf32 off. "tf32": fp32 tensors, products on the tensor cores.
         "bf16", "fp16": under autocast; fp16 with a loss scaled by a fixed 1,024.
@@ -139,8 +146,8 @@ def plain_step(
 
     Raises
     ------
-    ValueError
-        The precision is none of these, or tokens and targets differ in shape.
+    TypeError, ValueError
+        The precision is none of these, tokens and targets are no tensors or differ in shape, or targets are not int64.
 
     Examples
     --------
@@ -154,6 +161,7 @@ def plain_step(
     """
     if precision not in get_args(Precision):
         raise ValueError(f"precision is {precision!r}; wanted one of {', '.join(get_args(Precision))}")
+    _check_batch(tokens, targets, own_loss=loss_of is not None)
     if tokens.shape != targets.shape:
         raise ValueError(
             f"tokens have the shape {tuple(tokens.shape)} and targets {tuple(targets.shape)}; "
@@ -170,6 +178,17 @@ def plain_step(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return loss.detach()
+
+
+def _check_batch(tokens: object, targets: object, own_loss: bool) -> None:
+    """Refuse what torch would name deep inside the step, or after the forward pass; looks at no value."""
+    import torch
+
+    for name, given in (("tokens", tokens), ("targets", targets)):
+        if not isinstance(given, torch.Tensor):
+            raise TypeError(f"{name} are a {type(given).__name__}; wanted a tensor, such as torch.tensor(…)")
+        if name == "targets" and not own_loss and given.dtype != torch.int64:
+            raise TypeError(f"targets are {given.dtype}; wanted torch.int64, as the loss takes them")
 
 
 @contextmanager

@@ -117,7 +117,11 @@ class Work:
     def __rmul__(self, times: int) -> Work:
         if isinstance(times, bool) or not isinstance(times, int):
             return NotImplemented
-        return Work(flops=times * self.flops, bytes=times * self.bytes, convention=self.convention)
+        try:
+            flops, moved = times * self.flops, times * self.bytes
+        except OverflowError:  # an integer beyond all floats, times one of them
+            raise ValueError(f"{short(times)} times this work is beyond all floats") from None
+        return Work(flops=flops, bytes=moved, convention=self.convention)
 
     __mul__ = __rmul__
 
