@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import signal
@@ -53,7 +54,10 @@ def test_a_full_disk_is_told_in_a_line(extra):
 
 def test_an_interrupt_from_the_keyboard_is_a_word_and_130():
     setup = "import sys, time\nprint('ready', flush=True)\ntime.sleep(60)"
-    with start("time", "x", "--setup", setup, "--device", "cpu", stdout=subprocess.PIPE) as child:
+    # A shell starts what runs in the background with the interrupt ignored, and children inherit that.
+    heeded = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    arguments = ("time", "x", "--setup", setup, "--device", "cpu")
+    with start(*arguments, stdout=subprocess.PIPE, preexec_fn=heeded) as child:
         assert child.stderr is not None
         assert child.stderr.readline() == b"ready\n"
         time.sleep(0.1)
