@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpucourse import hardware, recording
+from gpucourse import hardware, recorder, recording
 from gpucourse.checkpoints.compile_kernels import agreement
 from gpucourse.plots import compile_kernels as draw
 from gpucourse.training import night_config
 
-CHAPTER = (Path(__file__).parents[1] / "book" / "07_compile.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+CHAPTER = (ROOT / "book" / "07_compile.md").read_text(encoding="utf-8")
 
 
 def timing(device_ms: float, elapsed_ms: float) -> dict[str, float]:
@@ -203,3 +205,27 @@ def test_compiling_the_loss_too_is_faster_by_fewer_bytes_and_leaves_the_products
 
     for whose in ("products", "attention"):
         assert len({launches(label, whose) for label in ("eager", "model_only", "with_loss")}) == 1
+
+
+def test_the_chapters_text_and_its_table_round_the_steps_to_repay_alike() -> None:
+    sys.path.insert(0, str(ROOT / "book" / "_ext"))
+    from recorded_values import read
+
+    night = recording.load("compiled_night")
+    eager, compiled = night["whole"]["eager"], night["whole"]["with_loss"]
+    chart = draw.repaid(eager["step_ms"], compiled["step_ms"], {"empty": compiled["first_s"]}, caption="c")
+    (written,) = re.findall(r"is repaid after \{rec\}`([^`]+)` steps", CHAPTER)
+    assert read(written)[0] == chart.rows[0][-1]
+
+
+def test_units_in_the_chapters_formulas_stand_upright() -> None:
+    formulas = re.findall(r"\$\$(.+?)\$\$", CHAPTER, re.DOTALL)
+    assert formulas
+    for formula in formulas:
+        for unit in re.findall(r"\\;\[(.+?)\]", formula):
+            assert re.fullmatch(r"(\\text\{[^}]+\}/?)+", unit), unit
+
+
+def test_the_recording_that_is_not_checked_is_said_to_be_an_exception_by_the_chapter() -> None:
+    (page,) = (page for page in recorder.find_pages(ROOT) if page.path.name == "07_compile.md")
+    assert ("one exception" in CHAPTER) == bool(page.unchecked)

@@ -8,7 +8,7 @@ import pytest
 
 from gpucourse import plots
 from gpucourse.plots import launch_bound as draw
-from gpucourse.recording import Recording
+from gpucourse.recording import Recording, load
 
 H200 = {"gpu": "NVIDIA H200", "date": "2026-12-01T00:00:00", "torch": "2.11.0"}
 
@@ -211,3 +211,21 @@ def test_the_step_as_a_graph_stands_last_and_a_refusal_in_its_place() -> None:
     assert taken.rows[-1][-1] == "227,000"
     assert refused.rows[-1][4:] == ("a backward pass waited", "unavailable", "unavailable", "unavailable")
     assert all(len(row) == len(taken.header) for row in (*taken.rows, *refused.rows))
+
+
+def test_what_the_chapter_says_of_the_recorded_updates_holds() -> None:
+    night = load("night_launches")
+    loop, fused, foreach = (night["updates"][kind] for kind in ("for-loop", "fused", "foreach"))
+    assert loop["elapsed_ms"] == pytest.approx(loop["host_ms"], rel=0.01)  # its kernels are hidden
+    assert loop["busy_ms"] < loop["host_ms"]
+    sticks_out_ms = fused["elapsed_ms"] - fused["host_ms"]
+    assert 0 < sticks_out_ms < fused["busy_ms"]
+    whole = load("compiled_night")["whole"]["eager"]
+    assert load("night_step")["kernels"] - foreach["launches"] + fused["launches"] == whole["launches"]
+    counts = {
+        kernel["op"]: kernel["count"]
+        for kernel in whole["kernels"]
+        if "optim" in kernel["name"].lower() or "foreach" in kernel["op"]
+    }
+    assert (counts["aten::_fused_adamw_"], counts["aten::_foreach_add_"]) == (7, 2)
+    assert sum(counts.values()) == fused["launches"]

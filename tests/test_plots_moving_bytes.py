@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpucourse.plots import moving_bytes as draw
-from gpucourse.recording import Recording
+from gpucourse.recording import Recording, load
 
 SPACE = "\N{NO-BREAK SPACE}"
 
@@ -265,3 +265,13 @@ def test_every_chart_says_where_its_numbers_come_from(chart: Any) -> None:
     page = chart._repr_html_()
     assert "recorded on Some New GPU, 2026-12-01" in page
     assert not re.search(r"(fill|stroke): ?#(000000|ffffff)", page)
+
+
+def test_what_the_chapters_say_stays_in_the_l2_is_on_its_line_and_the_next_size_is_not() -> None:
+    sets = load("working_sets")
+    inside, _ = draw.two_slopes(sets["rows"], sets["l2_bytes"])
+    assert inside is not None
+    start_us, gb_per_s = inside
+    off = [row["us"] / (start_us + row["bytes"] / gb_per_s / 1e3) - 1 for row in sets["rows"]]
+    assert off[8] < 0.1 < 0.2 < off[9]
+    assert sets["rows"][8]["bytes"] >= 33.6e6  # what chapter 06 counts for 4 Mi

@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 
 from gpucourse import hardware
 from gpucourse.plots import roof as draw
-from gpucourse.recording import Recording
+from gpucourse.recording import Recording, load
 from gpucourse.roofline import Roofline, elementwise_work, matmul_work
 
 CHAPTER = (Path(__file__).parents[1] / "book" / "05_roofline.md").read_text(encoding="utf-8")
@@ -336,3 +336,22 @@ def test_the_chapter_lists_every_symbol_of_its_derivation():
     table = CHAPTER.split(":::{list-table}")[1].split("\n:::")[0]
     for symbol in ("$R$", "$n$", "$t$", "$t_k$", "$W_k$", "$Q_k$", "$I_k", "$P_k$", "$B$", "$C_{12,k}$"):
         assert symbol in table
+
+
+def test_the_bursts_that_the_chapter_lists_were_reached_by_the_shapes_that_stand_beside_them():
+    by_hand = load("plain_products")["rates"]["torch.bfloat16"][2]
+    assert (by_hand["m"], by_hand["n"], by_hand["k"]) == (4096, 4096, 8192)
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+\\\| \.0f` \| ([^|,]+,[^|]+?) \|", CHAPTER, re.MULTILINE))
+    assert rows["plain_products"].startswith("4,096 × 4,096 × 8,192")
+    for name, burst, shape, text in (
+        ("roofs_here", load("roofs_here")["bf16"]["burst"], [4096, 4096, 8192], "the same, by"),
+        (
+            "roofline_burst",
+            load("roofline_burst")["roofs"]["bf16"]["burst"],
+            [4096, 8448, 8192],
+            "4,096 × 8,448 × 8,192",
+        ),
+        ("step_budgets", load("step_budgets")["roofs"]["bf16"]["burst"], [6144] * 3, "6,144³"),
+    ):
+        assert burst["shape"] == shape
+        assert rows[name].startswith(text)
