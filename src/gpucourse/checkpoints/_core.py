@@ -74,6 +74,11 @@ class Verdict:
     status: Status
     message: str
 
+    def __post_init__(self) -> None:
+        # A learner's text may hold half of a pair of code units, which no page and no terminal can be sent.
+        sendable = self.message.encode("utf-8", "backslashreplace").decode("utf-8")
+        object.__setattr__(self, "message", sendable)
+
     def __repr__(self) -> str:
         sign, word, _ = _FACES[self.status]
         return f"{sign} {word} ({self.checkpoint}). {self.message}".rstrip()

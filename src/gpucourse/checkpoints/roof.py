@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import re
 import statistics
@@ -26,7 +27,10 @@ def _outcome(answer: Any, *args: Any) -> tuple[str, Any]:
             found = answer(*given)
         except ValueError as error:
             return "refused", str(error)
-        return found if found is None or found is ... else ("value", found)
+        bare = (
+            found is None or found is ... or inspect.iscoroutine(found)
+        )  # for `call` to say what it thinks of it
+        return found if bare else ("value", found)
 
     kind, found = call(guarded if callable(answer) else answer, *args)
     return kind, found
