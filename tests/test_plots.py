@@ -74,6 +74,19 @@ def test_a_short_name_is_short_and_the_captions_beginning(caption):
     assert " ".join(caption.split()).startswith(name.removesuffix("…").rstrip())
 
 
+def test_a_chart_says_how_narrow_it_may_be_drawn_for_its_smallest_words_to_be_read():
+    def least(points: float) -> int:
+        fig, ax = figure()
+        ax.text(0.5, 0.5, "small", fontsize=points)
+        ax.text(0.5, 0.5, "", fontsize=1)  # nothing to read
+        svg = Chart(fig, caption="c", alt="a", header=["x"], rows=[[1]]).svg()
+        return int(re.search(r"--least:(\d+)px", svg)[1])
+
+    assert least(6.5) == round(557 * 7 / (6.5 * 4 / 3))
+    assert least(8) < 390 < least(6.5)
+    assert least(3) == 557  # no wider than it is drawn
+
+
 def test_the_same_figure_gives_the_same_bytes():
     first, second = (re.sub(r"c\d+-", "", chart().svg()) for _ in range(2))
     assert first == second

@@ -120,10 +120,13 @@ def test_what_scrolls_inside_itself_on_a_phone_shows_that_there_is_more(
             .map(box => box.outerHTML.slice(0, 120))"""
     )
     assert silent == []
+    # A chart fits the whole width, unless its words would be too small to read.
     wide = page.locator("figure.chart .drawing").evaluate_all(
-        "drawings => drawings.filter(d => d.scrollWidth > d.clientWidth + 1).map(d => d.ariaLabel)"
+        """drawings => drawings.filter(d => d.clientWidth < innerWidth
+            || d.scrollWidth > Math.max(d.clientWidth, parseFloat(d.firstElementChild.style
+                .getPropertyValue("--least"))) + 1).map(d => d.ariaLabel)"""
     )
-    assert wide == [], "a chart does not fit the width of a phone"
+    assert wide == []
 
 
 def test_a_wide_tables_labels_do_not_break_at_every_word(open_page: OpenPage) -> None:

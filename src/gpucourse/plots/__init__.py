@@ -141,10 +141,21 @@ class Chart:
         svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{mark}\1)", svg)
         size = re.search(r'width="([\d.]+)pt"', svg)
         width = round(float(size.group(1)) * 4 / 3) if size else 560
-        style = f"width:100%;max-width:{width}px;height:auto"
+        style = f"width:100%;max-width:{width}px;height:auto;--least:{self._least_px(width)}px"
         opening = f'<svg role="img" aria-label="{html.escape(self.alt)}" style="{style}"'
         svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
         return svg.replace("<svg", opening, 1)
+
+    def _least_px(self, width: int) -> int:
+        """Give the width, in CSS pixels, at which the smallest words of a picture are 7 pixels high."""
+        from matplotlib.text import Text
+
+        points = [
+            float(text.get_fontsize())
+            for text in self.fig.findobj(Text)
+            if text.get_visible() and text.get_text().strip()
+        ]
+        return round(min(width, width * 7 / (min(points) * 4 / 3))) if points else 0
 
     def _repr_html_(self) -> str:
         source = ""
