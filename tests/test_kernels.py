@@ -26,6 +26,7 @@ from gpucourse.kernels import (
     short_name,
     trace,
 )
+from gpucourse.recording import load
 
 MACHINE = Environment(gpu="NVIDIA H200")
 
@@ -499,6 +500,14 @@ def test_data_that_is_no_trace_is_refused_with_the_place_that_is_wrong(path, val
 def test_the_recording_around_a_trace_is_not_taken_for_one(data):
     with pytest.raises(TypeError, match=r"has 'kernels', found .*not the recording around it"):
         KernelTrace.from_dict(data)
+
+
+def test_the_recorded_trace_that_from_dict_names_as_its_example_is_taken_up():
+    assert 'load("block_step").data["trace"]' in KernelTrace.from_dict.__doc__
+    trace = KernelTrace.from_dict(load("block_step").data["trace"])
+    assert trace.launches == len(trace.kernels) > 0
+    with pytest.raises(TypeError, match="not the recording around it"):
+        KernelTrace.from_dict(load("block_step"))
 
 
 # --- fusion ----------------------------------------------------------------------------------------------
