@@ -410,3 +410,9 @@ def test_shapes_that_no_tensor_has_are_refused_and_not_rounded(given, error, sai
     facts = {"shapes": [(2, 2), (2, 2)], "dtypes": ["float32"] * 2} | given
     with pytest.raises(error, match=said):
         work_of_call("aten::mm", **facts)
+
+
+@pytest.mark.parametrize("op", ["aten::name", "aten::_dir", "aten::__class__", "aten::__getattr__"])
+def test_an_attribute_of_torchs_that_is_no_operation_has_no_rule(op) -> None:
+    assert "no counting rule" in missing(op, [(2, 2)])
+    assert family_of(op) == "other"

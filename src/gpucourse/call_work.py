@@ -533,9 +533,8 @@ def _is_pointwise(name: str) -> bool:
     except (ImportError, OSError):
         return False
     packet: Any = getattr(torch.ops.aten, name, None)
-    if packet is None:
-        return False
-    return any(torch.Tag.pointwise in getattr(packet, kind).tags for kind in packet.overloads())
+    overloads: Any = getattr(packet, "overloads", list)  # some names are attributes that are no operations
+    return any(torch.Tag.pointwise in getattr(packet, kind).tags for kind in overloads())
 
 
 # --- lists of tensors --------------------------------------------------------------------------------------------

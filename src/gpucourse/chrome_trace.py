@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -86,7 +87,13 @@ def parse_chrome_trace(
         The profiler recorded no call of CUDA.
     ValueError
         The mark that `trace` puts around the call is missing.
+
+    Notes
+    -----
+    A record whose begin or duration is no time (missing, negative, NaN) says nothing of when: it is left out, and the
+    launch of a kernel that was so recorded counts as missing.
     """
+    events = [event for event in events if isinstance(event, dict) and _has_time(event)]
     marks = [e for e in events if e.get("name") == MARK and e.get("cat") == "user_annotation"]
     if not marks:
         raise ValueError(f"no event {MARK!r} in the trace: it was not made by gpucourse.kernels.trace")
@@ -164,6 +171,19 @@ def parse_chrome_trace(
         graphs=sum(_GRAPH.search(e["name"]) is not None for e in in_order),
         unrecorded=tuple(e["name"] for e in in_order if e["args"]["correlation"] not in recorded),
     )
+
+
+def _has_time(event: Mapping[str, Any]) -> bool:
+    """Whether a record can be read: what is neither of the host nor of the device is not asked for its time."""
+    kind = event.get("cat")
+    if kind not in (*_DEVICE_KINDS, *_HOST_KINDS, "cpu_op", "user_annotation"):
+        return True
+    needs_length = kind in _DEVICE_KINDS or event.get("name") == MARK
+    try:
+        begin, length = float(event["ts"]), float(event["dur"] if needs_length else event.get("dur", 0))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return False
+    return math.isfinite(begin) and 0 <= length < math.inf
 
 
 def _after(origin: float, event: Mapping[str, Any]) -> float:

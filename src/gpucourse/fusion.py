@@ -64,9 +64,9 @@ def _pointwise(op: str) -> bool:
         import torch
     except (ImportError, OSError):
         return False
-    packet = getattr(torch.ops.aten, name, None)
-    overloads = packet.overloads() if packet is not None else ()
-    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)
+    packet: Any = getattr(torch.ops.aten, name, None)
+    overloads: Any = getattr(packet, "overloads", list)  # some names are attributes that are no operations
+    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
