@@ -115,8 +115,8 @@ def _judge_fewest(answer: Any, operations: int, start_us: float, work_us: float,
         if not infinite:
             value = number(found, "the number of operations")
             raise Wrong(
-                f"For {case} your answer came out as {value:g}. Even one kernel with all of the operations is shorter than a "
-                "launch: no number is enough."
+                f"For {case} your answer came out as {value:g}. Even one kernel with all of the operations is shorter "
+                "than a launch: no number is enough."
             )
         return
     if infinite:

@@ -51,8 +51,8 @@ def _judge_intensity(answer: Any, asked: float, sheet: dict[str, Any]) -> None:
         value = number(found, "the least intensity in flop/byte")
         if sheet["with_sparsity"] and asked <= sheet["tflops"]:
             raise Wrong(
-                f"For {case} your answer came out as {value:g}. Dense matrices get half of a figure with sparsity, so is "
-                "there an intensity that reaches this rate?"
+                f"For {case} your answer came out as {value:g}. Dense matrices get half of a figure with sparsity, so "
+                "is there an intensity that reaches this rate?"
             )
         raise Wrong(
             f"For {case} your answer came out as {value:g}. The flat part of the roof lies below what is asked: no "
