@@ -1050,3 +1050,10 @@ def test_leaks_of_two_causes_are_told_apart():
 
     growth = watch_growth(step, steps=6)
     assert [(s.cause, s.host_bytes) for s in growth.suspects] == [("cache", 20000), ("kept tensors", 1024)]
+
+
+def test_a_lazy_modules_parameter_before_its_first_call_has_no_memory():
+    lazy = torch.nn.LazyLinear(3)
+    assert [live_memory.storages_of(parameter) for parameter in lazy.parameters()] == [[], []]
+    kept = []
+    assert watch_growth(lambda: kept.append(torch.ones(1024)), steps=6, warm_up=1).leaks

@@ -135,7 +135,8 @@ def storages_of(tensor: Any) -> list[Any]:
     Parameters
     ----------
     tensor
-        Of any layout; one that has no memory of its own (a wrapper around others, a fake or a meta tensor) has none.
+        Of any layout; one that has no memory of its own (a wrapper around others, a fake or a meta
+        tensor, a lazy module's parameter before its first call) has none.
 
     Returns
     -------
@@ -157,7 +158,7 @@ def storages_of(tensor: Any) -> list[Any]:
                     parts.append(getattr(tensor, name)())
         found = [part.untyped_storage() for part in parts]
         return [storage for storage in found if storage.device.type != "meta"]
-    except (NotImplementedError, RuntimeError, TypeError, AttributeError):
+    except (NotImplementedError, RuntimeError, TypeError, AttributeError, ValueError):
         return []
 
 
