@@ -334,7 +334,7 @@ class Clock:
             clock.now_ms += cycles / 2e6
 
         monkeypatch.setattr(measured_roof, "require_cuda", lambda what: None)
-        monkeypatch.setattr(measured_roof, "_event", Event)
+        monkeypatch.setattr(measured_roof, "timing_event", Event)
         monkeypatch.setattr(torch.cuda, "_sleep", sleep, raising=False)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
         monkeypatch.setattr(

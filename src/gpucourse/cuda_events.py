@@ -34,6 +34,7 @@ from gpucourse.streams import (
     capturing,
     end_failed_capture,
     look_at_streams,
+    timing_event,
 )
 
 if TYPE_CHECKING:
@@ -275,9 +276,10 @@ class Timing:
 
     def _precision(self) -> str | None:
         """Give the precision whose peak binds: that of the first floating-point argument."""
-        names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+        from gpucourse.hardware import PRECISION_OF_DTYPE
+
         for argument in self.arguments:
-            found = names.get(argument["dtype"])
+            found = PRECISION_OF_DTYPE.get(argument["dtype"])
             if found:
                 return "tf32" if found == "fp32" and self.tf32_allowed else found
         return None
@@ -655,12 +657,6 @@ def _look(call: Callable[[], Any], host_ms: float, elapsed_ms: float, remarks: l
         return Look()
 
 
-def _event() -> Any:
-    import torch
-
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-
 def _as_launched(
     call: Callable[[], Any], before: Callable[[], Any] | None = None, times: int = 10
 ) -> tuple[float, float, bool]:
@@ -688,7 +684,7 @@ def _pairs_as_launched(
         if before is not None:
             before()
         torch.cuda.synchronize()
-        start, end = _event(), _event()
+        start, end = timing_event(), timing_event()
         start.record()
         begin = time.perf_counter()
         call()
@@ -751,7 +747,7 @@ def _queue(call: Callable[[], Any], calls: int, host_ms: float) -> float:
     """Give the time of `calls` queued calls in ms, read by one event pair behind a spinning kernel."""
 
     def enqueue() -> list[Any]:
-        start, end = _event(), _event()
+        start, end = timing_event(), timing_event()
         start.record()
         for _ in range(calls):
             call()
@@ -872,7 +868,7 @@ def _replay_difference(less: Any, more: Any) -> float:
     """
 
     def enqueue() -> list[Any]:
-        events = [_event() for _ in range(3)]
+        events = [timing_event() for _ in range(3)]
         less.replay()
         events[0].record()
         less.replay()
@@ -915,7 +911,7 @@ def _cold(plan: _Plan) -> tuple[list[float], str]:
             events = []
             for _ in range(calls):
                 flush()
-                start, end = _event(), _event()
+                start, end = timing_event(), timing_event()
                 start.record()
                 what()
                 end.record()
@@ -976,7 +972,7 @@ def region() -> Iterator[Region]:
     stream = (
         torch.cuda.current_stream()
     )  # the end belongs to the same queue, whatever the block makes current
-    pair = Region(_event(), _event())
+    pair = Region(timing_event(), timing_event())
     pair.start.record(stream)
     try:
         yield pair

@@ -32,12 +32,13 @@ __all__ = [
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
+#: Precisions by torch's names of the types that arithmetic here runs in.
+PRECISION_OF_DTYPE: Mapping[str, Precision] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
 _DTYPES: Mapping[str, Precision] = {
-    "float32": "fp32",
+    **PRECISION_OF_DTYPE,
     "float": "fp32",
-    "float16": "fp16",
     "half": "fp16",
-    "bfloat16": "bf16",
     "float8_e4m3fn": "fp8",
     "float8_e5m2": "fp8",
     **{name: name for name in PRECISIONS},

@@ -24,6 +24,7 @@ from gpucourse import hardware, html
 from gpucourse import plain_data as given
 from gpucourse.bound import Roofline
 from gpucourse.environment import Environment, require_cuda
+from gpucourse.streams import timing_event
 from gpucourse.units import format_bandwidth, format_bytes, format_rate
 from gpucourse.work import short
 
@@ -595,18 +596,12 @@ def tf32_products(allowed: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def _event() -> Any:
-    import torch
-
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-
 def clock_mhz() -> float | None:
     """Read the multiprocessors' clock in MHz off a kernel that counts its own cycles; None where it fails."""
     import torch
 
     torch.cuda._sleep(CLOCK_CYCLES // 5)  # type: ignore[no-untyped-call]  # the queue fills meanwhile
-    start, end = _event(), _event()
+    start, end = timing_event(), timing_event()
     start.record()
     torch.cuda._sleep(CLOCK_CYCLES)  # type: ignore[no-untyped-call]
     end.record()
@@ -622,7 +617,7 @@ def burst(call: Callable[[], Any], rest_s: float = 0.0, busy_ms: float = BURST_M
     torch.cuda.synchronize()
     time.sleep(rest_s)
     call()  # the first call carries the library's choice of a kernel
-    start, end = _event(), _event()
+    start, end = timing_event(), timing_event()
     start.record()
     call()
     end.record()
@@ -631,12 +626,12 @@ def burst(call: Callable[[], Any], rest_s: float = 0.0, busy_ms: float = BURST_M
     calls = max(1, math.ceil(1.0 / one_ms))  # an interval of 1 ms hides what an event costs
     count = max(5, min(20, int(busy_ms / (calls * one_ms))))
     torch.cuda._sleep(CLOCK_CYCLES)  # type: ignore[no-untyped-call]  # the host gets ahead meanwhile
-    events = [_event()]
+    events = [timing_event()]
     events[0].record()
     for _ in range(count):
         for _ in range(calls):
             call()
-        events.append(_event())
+        events.append(timing_event())
         events[-1].record()
     torch.cuda.synchronize()
     return tuple(a.elapsed_time(b) / calls for a, b in itertools.pairwise(events))
@@ -767,7 +762,7 @@ def sustained(
         turn += 1
         call, one_ms = calls[name]
         count = max(1, round(SLICE_MS / one_ms))
-        events = [_event() for _ in range(3)]
+        events = [timing_event() for _ in range(3)]
         events[0].record()
         for _ in range(count):
             call()

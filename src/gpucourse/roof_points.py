@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from gpucourse import recording
+from gpucourse.hardware import PRECISION_OF_DTYPE
 from gpucourse.roofline import (
     MeasuredRoofline,
     Roofline,
@@ -165,9 +166,6 @@ class MeasuredRoof:
     sustained_s: float = 0.0
 
 
-_PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-
-
 def recorded_roofs() -> tuple[MeasuredRoof, ...]:
     """Read the recorded ceilings and the kernels recorded in chapters 2 and 3.
 
@@ -233,7 +231,7 @@ def _long_loads() -> dict[str, tuple[str, MeasuredRoofline]]:
 def _precision_of(text: str) -> str:
     """Read a precision off "bfloat16 product, …", "float32 (tf32 on) product, …" or "torch.float16"."""
     (dtype,) = re.findall(r"^(?:torch\.)?(\w+)", text)
-    return "tf32" if "tf32 on" in text else _PRECISIONS[dtype]
+    return "tf32" if "tf32 on" in text else PRECISION_OF_DTYPE[dtype]
 
 
 def _points(found: dict[str, recording.Recording]) -> Iterator[tuple[str, RoofPoint]]:

@@ -22,13 +22,14 @@ from gpucourse import html
 from gpucourse import plain_data as given
 from gpucourse.bound import Bound, Roofline
 from gpucourse.call_work import Family, Missing, family_of, work_of_call
+from gpucourse.hardware import PRECISION_OF_DTYPE
 from gpucourse.kernels import KernelTrace, merge_intervals
 from gpucourse.measured_roof import MeasuredRoofline
 from gpucourse.work import Work, short
 
 __all__ = ["BudgetRow", "StepBudget", "TracedCall", "step_budget", "traced_calls"]
 
-_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
+_PRECISIONS = {**PRECISION_OF_DTYPE, "float64": "fp64"}
 _KEPT_SHAPES = 8  # of a row in plain data; an optimizer's lists hold hundreds
 
 

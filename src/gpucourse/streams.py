@@ -23,6 +23,7 @@ __all__ = [
     "end_failed_capture",
     "launches",
     "look_at_streams",
+    "timing_event",
 ]
 
 SPIN_CYCLES_PER_MS = 2_000_000  # clock cycles; at a lower clock the spin only lasts longer
@@ -211,7 +212,8 @@ class Watch:
             torch.cuda.set_stream = set_stream
 
 
-def _event() -> Any:
+def timing_event() -> Any:
+    """Make an event that keeps the time."""
     import torch
 
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -298,7 +300,7 @@ def _independent(one: Any, other: Any) -> bool:
     import torch
 
     torch.cuda.synchronize()
-    held, free = _event(), _event()
+    held, free = timing_event(), timing_event()
     with torch.cuda.stream(one):
         _spin(0.5)
     held.record(one)
@@ -311,7 +313,7 @@ def _begins_inside(call: Callable[[], Any], side: Any, host_ms: float, elapsed_m
     """Hold the current stream up: what `side` does meanwhile does not wait for it."""
     import torch
 
-    key, first = side.cuda_stream, _event()
+    key, first = side.cuda_stream, timing_event()
     marked = False
 
     def before(stream: Any, number: int) -> None:
@@ -322,7 +324,7 @@ def _begins_inside(call: Callable[[], Any], side: Any, host_ms: float, elapsed_m
 
     torch.cuda.synchronize()
     _spin(1.0 + 8 * host_ms + 2 * elapsed_ms)  # a watched call takes the host several times as long
-    released = _event()
+    released = timing_event()
     released.record()
     with Watch(before).watching():
         call()
@@ -338,7 +340,7 @@ def _ends_inside(
     """Hold `side` up before its last operation: a current stream that joins it ends later than that."""
     import torch
 
-    key, released, end = side.cuda_stream, _event(), _event()
+    key, released, end = side.cuda_stream, timing_event(), timing_event()
     spin_ms = 1.0 + 8 * host_ms + 3 * elapsed_ms
     held = False
 

@@ -9,12 +9,12 @@ The model is `GPT` (in `gpucourse.gpt`, loaded when first asked for, since it ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gpucourse.gpt_config import GPTConfig, night_config
+from gpucourse.measured_roof import tf32_products
 from gpucourse.work import short
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def plain_step(
             f"tokens have the shape {tuple(tokens.shape)} and targets {tuple(targets.shape)}; "
             "each token needs the one that follows it"
         )
-    with _products_in(precision):
+    with tf32_products(precision == "tf32"):
         with _autocast(precision, tokens.device.type):
             loss = (loss_of or next_token_loss)(model, tokens, targets)
         if precision == "fp16":
@@ -189,19 +189,6 @@ def _check_batch(tokens: object, targets: object, own_loss: bool) -> None:
             raise TypeError(f"{name} are a {type(given).__name__}; wanted a tensor, such as torch.tensor(…)")
         if name == "targets" and not own_loss and given.dtype != torch.int64:
             raise TypeError(f"targets are {given.dtype}; wanted torch.int64, as the loss takes them")
-
-
-@contextmanager
-def _products_in(precision: Precision) -> Iterator[None]:
-    """Let fp32 products run in tf32 or forbid it, and put back what was set before."""
-    import torch
-
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _autocast(precision: Precision, device: str) -> Any:

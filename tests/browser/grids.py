@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from playwright.sync_api import Locator
 
 
@@ -67,6 +69,30 @@ class Grid:
         )
         self.page.mouse.click(track["x"] + across, track["y"] + track["height"] / 2)
         self.position = target
+
+    def check(self) -> None:
+        """Compare the page with what Python gives for the values that were set; each lab has its own."""
+        raise NotImplementedError
+
+    def offered(self) -> dict[str, int]:
+        """Give the menus and how many options each has."""
+        raise NotImplementedError
+
+    def choose(self, menu: str, position: int, *, keys: bool) -> None:
+        """Set a menu by keyboard or by mouse."""
+        raise NotImplementedError
+
+    def exercise(self, rng: random.Random, rounds: int) -> None:
+        """Move every control by keyboard and by mouse, to random settings, and compare after each."""
+        self.check()
+        for _ in range(rounds):
+            for move in (self.slide_by_keyboard, self.slide_by_mouse, self.click_track):
+                move(rng.randrange(self.first, self.last + 1, self.step))
+                self.check()
+            for keys in (True, False):
+                for menu, count in self.offered().items():
+                    self.choose(menu, rng.randrange(count), keys=keys)
+                    self.check()
 
     def choose_by_keyboard(self, label: str, position: int) -> None:
         """Step through a menu from its first option."""

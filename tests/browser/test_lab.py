@@ -59,6 +59,9 @@ class Lab(Grid):
         texts = [text.replace("\xa0", " ").removesuffix(" (given)") for text in options]
         return [float(t[:-2]) / 100 if t.endswith(" %") else float(t) for t in texts]
 
+    def offered(self) -> dict[str, int]:
+        return {name: len(self.steps(name)) for name in self.menus}
+
     def choose(self, name: str, position: int, *, keys: bool) -> None:
         """Set a menu by keyboard or by mouse."""
         (self.choose_by_keyboard if keys else self.choose_by_mouse)(LABELS[name], position)
@@ -72,19 +75,6 @@ def labs(page: Page) -> list[Lab]:
     return [Lab(grids.nth(k), plan) for k, plan in enumerate(plans())]
 
 
-def exercise(lab: Lab, rng: random.Random, rounds: int) -> None:
-    """Move every control of a grid by keyboard and by mouse, to random settings, and compare after each."""
-    lab.check()
-    for _ in range(rounds):
-        for move in (lab.slide_by_keyboard, lab.slide_by_mouse, lab.click_track):
-            move(rng.randrange(65))
-            lab.check()
-        for name in lab.menus:
-            for keys in (True, False):
-                lab.choose(name, rng.randrange(len(lab.steps(name))), keys=keys)
-                lab.check()
-
-
 @pytest.mark.parametrize("scheme", ["http", "file"])
 def test_every_control_moves_the_table_to_pythons_numbers(
     open_page: Callable[..., Page], scheme: Scheme
@@ -94,7 +84,7 @@ def test_every_control_moves_the_table_to_pythons_numbers(
     page = open_page(LAB, scheme=scheme)
     found = labs(page)
     for lab in found:
-        exercise(lab, random.Random(seed), rounds=3)
+        lab.exercise(random.Random(seed), rounds=3)
     # No control of the page was left out.
     assert page.get_by_role("slider").count() == len(found)
     assert page.locator("select").count() == sum(len(lab.menus) for lab in found)
@@ -176,7 +166,7 @@ def test_the_picture_is_drawn_to_the_scale_of_the_ledger(open_page: Callable[...
 def test_the_lab_fits_a_narrow_page(open_page: Callable[..., Page], colour: str) -> None:
     page = open_page(LAB, width=390, scheme_colour=colour)
     for lab in labs(page):
-        exercise(lab, random.Random(390), rounds=1)
+        lab.exercise(random.Random(390), rounds=1)
         box = lab.grid.bounding_box()
         assert box is not None
         assert box["x"] >= 0
@@ -269,7 +259,7 @@ def small_page(chromium: Browser, site: Path, tmp_path: Path) -> Iterator[Callab
 
 
 def test_a_page_as_it_was_made_passes_the_comparison(small_page: Callable[..., Lab]) -> None:
-    exercise(small_page(lambda state, slider: None), random.Random(1), rounds=1)
+    small_page(lambda state, slider: None).exercise(random.Random(1), rounds=1)
 
 
 def test_a_page_whose_slider_is_linked_to_nothing_fails_the_comparison(

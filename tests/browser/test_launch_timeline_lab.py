@@ -50,22 +50,12 @@ class Lab(Grid):
         expect(verdict).to_contain_text(shown, timeout=3_000, use_inner_text=True)
         assert self.table() == expected_chain(*self.setting), self.setting
 
-    def choose(self, menu: int, position: int, *, keys: bool) -> None:
-        (self.choose_by_keyboard if keys else self.choose_by_mouse)(self.MENUS[menu], position)
-        self.chosen[menu] = position
+    def offered(self) -> dict[str, int]:
+        return {menu: len(options) for menu, options in zip(self.MENUS, self.OFFERED, strict=True)}
 
-
-def exercise(lab: Lab, rng: random.Random, rounds: int) -> None:
-    """Move every control by keyboard and by mouse, to random settings, and compare after each."""
-    lab.check()
-    for _ in range(rounds):
-        for move in (lab.slide_by_keyboard, lab.slide_by_mouse, lab.click_track):
-            move(rng.randrange(FIRST, LAST + 1, STEP))
-            lab.check()
-        for keys in (True, False):
-            for menu, offered in enumerate(lab.OFFERED):
-                lab.choose(menu, rng.randrange(len(offered)), keys=keys)
-                lab.check()
+    def choose(self, menu: str, position: int, *, keys: bool) -> None:
+        (self.choose_by_keyboard if keys else self.choose_by_mouse)(menu, position)
+        self.chosen[self.MENUS.index(menu)] = position
 
 
 @pytest.mark.parametrize("scheme", ["http", "file"])
@@ -75,7 +65,7 @@ def test_every_control_moves_the_table_to_the_simulators_numbers(
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")  # shown where it fails
     page = open_page(LAB, scheme=scheme)
-    exercise(Lab(page), random.Random(seed), rounds=3)
+    Lab(page).exercise(random.Random(seed), rounds=3)
     # No control of the page was left out.
     assert page.get_by_role("slider").count() == 1
     assert page.locator("select").count() == 3
@@ -85,48 +75,48 @@ def test_the_page_moves_as_its_text_says(open_page: Callable[..., Page]) -> None
     lab = Lab(open_page(LAB))
     lab.check()
     assert (lab.table()["Total"], lab.table()["Device idle"]) == ("800.9 µs", "88.8 %")
-    lab.choose(1, LENGTHS.index(2.0), keys=True)
+    lab.choose("Kernel length", LENGTHS.index(2.0), keys=True)
     lab.check()
     assert (lab.table()["Total"], lab.table()["Device idle"]) == ("802 µs", "75.1 %")
-    lab.choose(1, LENGTHS.index(0.9), keys=True)
+    lab.choose("Kernel length", LENGTHS.index(0.9), keys=True)
     for cost, eager, graph in (
         (4, "400.9 µs", "94 µs"),
         (8, "800.9 µs", "98 µs"),
         (40, "4.001 ms", "130 µs"),
     ):
         lab.slide_by_keyboard(cost)
-        lab.choose(2, 0, keys=True)
+        lab.choose("Launched", 0, keys=True)
         lab.check()
         assert lab.table()["Total"] == eager
-        lab.choose(2, 1, keys=True)
+        lab.choose("Launched", 1, keys=True)
         lab.check()
         assert lab.table()["Total"] == graph
     lab.slide_by_keyboard(8)
-    lab.choose(1, LENGTHS.index(32.0), keys=True)
+    lab.choose("Kernel length", LENGTHS.index(32.0), keys=True)
     for way in (1, 0):
-        lab.choose(2, way, keys=True)
+        lab.choose("Launched", way, keys=True)
         lab.check()
         assert lab.table()["Total"] == "3.208 ms"
     assert lab.table()["Longest queue"] == "76"
     lab.slide_by_keyboard(4)
     assert lab.table()["Total"] == "3.204 ms"
-    lab.choose(1, LENGTHS.index(16.0), keys=True)
+    lab.choose("Kernel length", LENGTHS.index(16.0), keys=True)
     for cost, total in ((14, "1.614 ms"), (16, "1.616 ms"), (18, "1.816 ms")):
         lab.slide_by_keyboard(cost)
         lab.check()
         assert lab.table()["Total"] == total
-    lab.choose(1, LENGTHS.index(0.9), keys=True)
+    lab.choose("Kernel length", LENGTHS.index(0.9), keys=True)
     lab.slide_by_keyboard(8)
     for kernels, total in ((1, "8.9 µs"), (400, "3.201 ms")):
-        lab.choose(0, KERNELS.index(kernels), keys=True)
+        lab.choose("Kernels", KERNELS.index(kernels), keys=True)
         lab.check()
         assert lab.table()["Total"] == total
 
 
 def test_the_lanes_follow_the_slider(open_page: Callable[..., Page]) -> None:
     lab = Lab(open_page(LAB))
-    lab.choose(0, KERNELS.index(1), keys=True)
-    lab.choose(1, LENGTHS.index(100.0), keys=True)
+    lab.choose("Kernels", KERNELS.index(1), keys=True)
+    lab.choose("Kernel length", LENGTHS.index(100.0), keys=True)
     begins = []
     for cost in (10, 20, 40):
         lab.slide_by_keyboard(cost)
@@ -172,11 +162,11 @@ def test_the_lab_has_no_accessibility_fault(open_page: Callable[..., Page], colo
 @pytest.mark.parametrize("colour", ["light", "dark"])
 def test_the_lab_fits_a_narrow_page(open_page: Callable[..., Page], colour: str) -> None:
     lab = Lab(open_page(LAB, width=390, scheme_colour=colour))
-    exercise(lab, random.Random(390), rounds=1)
+    lab.exercise(random.Random(390), rounds=1)
     for way in range(len(WAYS)):
         for length in range(len(LENGTHS)):
-            lab.choose(2, way, keys=False)
-            lab.choose(1, length, keys=False)
+            lab.choose("Launched", way, keys=False)
+            lab.choose("Kernel length", length, keys=False)
             lab.check()
             box = lab.grid.bounding_box()
             assert box is not None

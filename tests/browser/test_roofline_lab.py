@@ -38,27 +38,15 @@ class Lab(Grid):
         found = {name.replace("\n", ""): value for name, value in self.table().items()}
         assert found == expected_roof(self.device, self.precision, self.position)
 
-    def choose_device(self, position: int, *, keys: bool) -> None:
-        (self.choose_by_keyboard if keys else self.choose_by_mouse)("Device", position)
-        self.device = hardware.DEVICES[position]
+    def offered(self) -> dict[str, int]:
+        return {"Device": len(hardware.DEVICES), "Precision": len(hardware.PRECISIONS)}
 
-    def choose_precision(self, position: int, *, keys: bool) -> None:
-        (self.choose_by_keyboard if keys else self.choose_by_mouse)("Precision", position)
-        self.precision = hardware.PRECISIONS[position]
-
-
-def exercise(lab: Lab, rng: random.Random, rounds: int) -> None:
-    """Move every control by keyboard and by mouse, to random settings, and compare after each."""
-    lab.check()
-    for _ in range(rounds):
-        for move in (lab.slide_by_keyboard, lab.slide_by_mouse, lab.click_track):
-            move(rng.randrange(LAST + 1))
-            lab.check()
-        for keys in (True, False):
-            lab.choose_device(rng.randrange(len(hardware.DEVICES)), keys=keys)
-            lab.check()
-            lab.choose_precision(rng.randrange(len(hardware.PRECISIONS)), keys=keys)
-            lab.check()
+    def choose(self, menu: str, position: int, *, keys: bool) -> None:
+        (self.choose_by_keyboard if keys else self.choose_by_mouse)(menu, position)
+        if menu == "Device":
+            self.device = hardware.DEVICES[position]
+        else:
+            self.precision = hardware.PRECISIONS[position]
 
 
 @pytest.mark.parametrize("scheme", ["http", "file"])
@@ -68,7 +56,7 @@ def test_every_control_moves_the_table_to_pythons_numbers(
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")  # shown where it fails
     page = open_page(LAB, scheme=scheme)
-    exercise(Lab(page), random.Random(seed), rounds=4)
+    Lab(page).exercise(random.Random(seed), rounds=4)
     # No control of the page was left out.
     assert page.get_by_role("slider").count() == 1
     assert page.locator("select").count() == 2
@@ -81,11 +69,11 @@ def test_the_page_moves_as_its_text_says(open_page: Callable[..., Page]) -> None
         lab.check()
         assert lab.table()["Attainable"] == f"{rate} TFLOP/s"
     lab.slide_by_keyboard(10)
-    lab.choose_precision(hardware.PRECISIONS.index("fp8"), keys=True)
+    lab.choose("Precision", hardware.PRECISIONS.index("fp8"), keys=True)
     lab.check()
     assert (lab.table()["Attainable"], lab.table()["Share of the peak"]) == ("307.2 TFLOP/s", "15.5 %")
-    lab.choose_precision(hardware.PRECISIONS.index("bf16"), keys=True)
-    lab.choose_device(hardware.DEVICES.index(hardware.device("H100 SXM")), keys=True)
+    lab.choose("Precision", hardware.PRECISIONS.index("bf16"), keys=True)
+    lab.choose("Device", hardware.DEVICES.index(hardware.device("H100 SXM")), keys=True)
     lab.check()
     assert lab.table()["Attainable"] == "214.4 TFLOP/s"
 
@@ -94,7 +82,7 @@ def test_a_precision_that_a_device_lacks_shows_a_dash_and_goes_on_moving(
     open_page: Callable[..., Page],
 ) -> None:
     lab = Lab(open_page(LAB))
-    lab.choose_device(hardware.DEVICES.index(hardware.device("T4")), keys=True)
+    lab.choose("Device", hardware.DEVICES.index(hardware.device("T4")), keys=True)
     lab.check()
     assert lab.table()["Peak"] == "–"
     assert lab.table()["Attainable"] == "at most 20.48 TFLOP/s"
@@ -141,10 +129,10 @@ def test_one_frame_only_is_there_for_a_screen_reader_and_controls_have_names(
 @pytest.mark.parametrize("colour", ["light", "dark"])
 def test_the_lab_fits_a_narrow_page_in_every_precision(open_page: Callable[..., Page], colour: str) -> None:
     lab = Lab(open_page(LAB, width=390, scheme_colour=colour))
-    exercise(lab, random.Random(390), rounds=1)
-    lab.choose_device(hardware.DEVICES.index(hardware.device("H200")), keys=False)
+    lab.exercise(random.Random(390), rounds=1)
+    lab.choose("Device", hardware.DEVICES.index(hardware.device("H200")), keys=False)
     for position in range(len(hardware.PRECISIONS)):
-        lab.choose_precision(position, keys=False)
+        lab.choose("Precision", position, keys=False)
         lab.check()
         box = lab.grid.bounding_box()
         assert box is not None

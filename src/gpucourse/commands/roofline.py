@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpucourse.commands.picture import picture, save
+from gpucourse.commands.seconds import seconds
 from gpucourse.environment import NoGPUError, require_cuda
 from gpucourse.measured_roof import PRECISIONS, MeasuredRoofline, measure_roofline
 
@@ -43,7 +44,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--sustained",
-        type=_seconds,
+        type=seconds,
         default=0.0,
         metavar="S",
         help="seconds of long load after the bursts, a precision (default 0; 30 warms up a large card)",
@@ -51,16 +52,6 @@ def add(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="write JSON, with every sample")
     parser.add_argument("--plot", type=picture, metavar="FILE", help="draw the roofs into an image file")
     parser.set_defaults(run=run)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds, 0 or more")
-    return value
 
 
 def run(options: argparse.Namespace) -> int:

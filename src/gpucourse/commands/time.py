@@ -19,7 +19,6 @@ import ast
 import contextlib
 import functools
 import json
-import math
 import os
 import sys
 import traceback
@@ -28,6 +27,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpucourse.commands.picture import picture, save
+from gpucourse.commands.seconds import seconds
 from gpucourse.cuda_events import Timing, time_cuda
 from gpucourse.environment import NoGPUError, require_cuda
 from gpucourse.units import format_time_ms
@@ -74,7 +74,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--max-seconds",
-        type=_seconds,
+        type=functools.partial(seconds, zero=False),
         default=0.5,
         metavar="S",
         help="stop sampling after so many seconds (default: 0.5)",
@@ -82,16 +82,6 @@ def add(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="write JSON, with every sample")
     parser.add_argument("--plot", type=picture, metavar="FILE", help="draw the samples into an image file")
     parser.set_defaults(run=run)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds above 0")
-    return value
 
 
 def run(options: argparse.Namespace) -> int:

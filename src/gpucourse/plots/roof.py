@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["budgets", "ceilings", "losses", "on_the_roof", "products", "streams", "under_load"]
 
 _COLOURS = {"fp32": plots.GREEN, "tf32": plots.PURPLE, "bf16": plots.BLUE, "fp16": plots.BLUE}
-_SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _PALETTE = (plots.BLUE, plots.GREEN, plots.ORANGE, plots.PURPLE, "#a8830f")
 _FADED = 0.3
 _LETTERS = string.ascii_lowercase + string.ascii_uppercase
@@ -135,7 +134,7 @@ def products(source: Recording) -> plots.Table:
     rows = []
     for precision, shapes in source["rates"].items():
         roof = _datasheet(source, precision)
-        short = _SHORT.get(precision.removeprefix("torch."), precision)
+        short = hardware.PRECISION_OF_DTYPE.get(precision.removeprefix("torch."), precision)
         for row in shapes:
             random, zeros = (statistics.median(row[filling]) for filling in ("random", "zeros"))
             share = "–" if roof is None else f"{random * 1e12 / roof.peak_flops:.0%}"
@@ -552,7 +551,7 @@ def _loss_line(row: Mapping[str, Any], loss: float) -> tuple[str, ...]:
     text = ", ".join(shapes[:3]) + (", …" if len(shapes) > 3 else "")
     least = "no count" if row["least_us"] is None else f"{row['least_us']:,.0f}"
     bound = row["bound"] or (row["reason"] or "")
-    types = ", ".join(dict.fromkeys(_SHORT.get(dtype, dtype) for dtype in row["dtypes"]))
+    types = ", ".join(dict.fromkeys(hardware.PRECISION_OF_DTYPE.get(dtype, dtype) for dtype in row["dtypes"]))
     name = row["op"].removeprefix("aten::").replace("_", " ").strip()
     times = (f"{us:,.0f}" for us in (row["measured_us"], loss))
     return (name, text, types, f"{row['calls']:,}", bound, least, *times)
