@@ -187,8 +187,10 @@ def test_ceilings_stand_beside_the_datasheet_and_say_what_was_not_measured():
     }
     table = draw.ceilings(recording({"roofs": roofs}), {"fp32": ceiling(40), "fp16": None})
     assert table.rows == (
-        ("fp32", "67", f"50 (45 to 55), {50 / 67:.0%}", "4,096³", f"40 (36 to 44), {40 / 67:.0%}", "4,096³"),
-        ("fp16", "unavailable", "700 (630 to 770)", "4,096×4,096×8,192", "not measured", ""),
+        ("fp32", "burst", "50", "45 to 55", f"{50 / 67:.0%} of 67", "4,096³"),
+        ("fp32", "sustained", "40", "36 to 44", f"{40 / 67:.0%} of 67", "4,096³"),
+        ("fp16", "burst", "700", "630 to 770", "unavailable", "4,096×4,096×8,192"),
+        ("fp16", "sustained", "not measured", "", "", ""),
     )
 
 

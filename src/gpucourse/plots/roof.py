@@ -222,37 +222,33 @@ def ceilings(burst: Recording, sustained: Mapping[str, Any]) -> plots.Table:
     Returns
     -------
     Table
-        One row a precision that was measured.
+        Two rows a precision that was measured, one a load.
     """
     rows = []
     for precision, roof in burst["roofs"].items():
         if roof is None:
             continue
         sheet = (roof.get("datasheet") or {}).get("tflops")
-        short = roof["burst"]
-        long = sustained.get(precision)
-        rows.append(
-            (
-                precision,
-                "unavailable" if sheet is None else f"{sheet:,.4g}",
-                _ceiling(short, sheet),
-                _shape(short["shape"]),
-                "not measured" if long is None else _ceiling(long, sheet),
-                "" if long is None else _shape(long["shape"]),
-            )
-        )
-    header = ("Precision", "Datasheet", "Burst", "by", "Sustained", "by")
+        for load, found in (("burst", roof["burst"]), ("sustained", sustained.get(precision))):
+            rows.append((precision, load, *_ceiling(found, sheet)))
     return plots.Table(
-        header,
+        ("Precision", "Load", "TFLOP/s", "Samples", "Of the datasheet", "by"),
         tuple(rows),
-        caption="Arithmetic ceilings in TFLOP/s, with the middle half of their samples",
+        caption="Arithmetic ceilings, with the middle half of their samples",
         source=burst,
     )
 
 
-def _ceiling(found: Mapping[str, Any], sheet: float | None) -> str:
-    text = f"{found['tflops']:,.0f} ({found['low_tflops']:,.0f} to {found['high_tflops']:,.0f})"
-    return text if sheet is None else f"{text}, {found['tflops'] / sheet:.0%}"
+def _ceiling(found: Mapping[str, Any] | None, sheet: float | None) -> tuple[str, str, str, str]:
+    """Give the rate in TFLOP/s, the middle half of its samples, its share of the datasheet's, and its shape."""
+    if found is None:
+        return "not measured", "", "", ""
+    return (
+        f"{found['tflops']:,.0f}",
+        f"{found['low_tflops']:,.0f} to {found['high_tflops']:,.0f}",
+        "unavailable" if sheet is None else f"{found['tflops'] / sheet:.0%} of {sheet:,.4g}",
+        _shape(found["shape"]),
+    )
 
 
 # --- kernels under the roof -------------------------------------------------------------------------------
