@@ -28,6 +28,26 @@ from gpucourse.suspects import CAUSES  # noqa: E402
 WIDTH = 32
 
 
+@pytest.fixture
+def whole_process():
+    """Ask for the process as it is, with all that it holds."""
+
+
+@pytest.fixture(autouse=True)
+def small_process(request):
+    """In `make check`, set aside what the process holds already, unless a test asks for the whole.
+
+    A look goes over every object, of which a process that has collected all tests has a million. In the full run
+    nothing is set aside.
+    """
+    if "not slow" not in request.config.option.markexpr or "whole_process" in request.fixturenames:
+        yield
+        return
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def net() -> Any:
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, WIDTH))
@@ -845,6 +865,7 @@ def test_the_line_s_slope_and_error_are_those_of_least_squares():
 # ---------------------------------------------------------------------------------------------------- what is said
 
 
+@pytest.mark.usefixtures("whole_process")
 def test_the_verdict_names_amount_cause_and_holder_and_the_text_what_helps():
     growth = watch_growth(evaluation_sum(), steps=6)
     assert re.fullmatch(
@@ -921,6 +942,7 @@ def test_a_generator_function_is_refused_since_its_body_does_not_run():
         watch_growth(coroutine)
 
 
+@pytest.mark.usefixtures("whole_process")
 @pytest.mark.parametrize("at", [1, 8, 17])
 def test_what_the_step_raises_is_passed_on_and_everything_is_put_back(at):
     number, refs, kept = 0, [], []
@@ -976,6 +998,7 @@ def test_nothing_of_what_was_watched_is_held_afterwards(make):
     assert state() == as_it_was
 
 
+@pytest.mark.usefixtures("whole_process")
 def test_a_step_s_tensors_are_gone_when_the_loop_lets_them_go_also_with_lines_noted():
     refs, kept = [], []
 
@@ -1011,6 +1034,7 @@ def test_a_caller_that_keeps_its_locals_keeps_them():
     assert copy["kept"] is kept
 
 
+@pytest.mark.usefixtures("whole_process")
 def test_no_mark_is_left_on_the_graph():
     model, outputs = net(), []
     assert watch_growth(lambda: outputs.append(model(batch())), steps=6).leaks
@@ -1041,6 +1065,7 @@ def test_a_loop_is_judged_the_same_when_it_is_watched_again():
     assert first.causes == second.causes
 
 
+@pytest.mark.usefixtures("whole_process")
 def test_leaks_of_two_causes_are_told_apart():
     model, outputs, cache = net(), [], {}
 

@@ -223,9 +223,10 @@ class Search:
         """Give the identities of tensors and nodes that something in Python holds, in one pass over all objects."""
         wanted = {id(tensor) for tensor in self.tensors} | set(self.number)
         held = {identity for identity in wanted if identity in self.running}
-        for item in gc.get_objects():
-            if id(item) not in self.ignore:
-                held.update(wanted.intersection(map(id, gc.get_referents(item))))
+        objects = [item for item in gc.get_objects() if id(item) not in self.ignore]
+        # Many objects a call: what each holds is of no interest here, and one by one takes three times as long.
+        for at in range(0, len(objects), 4096):
+            held.update(wanted.intersection(map(id, gc.get_referents(*objects[at : at + 4096]))))
         return held
 
     def suspects(self) -> tuple[Suspect, ...]:
