@@ -39,8 +39,9 @@ test: lint browser book ## everything: lint, the book built and driven in a brow
 
 check: lint fast-tests ## lint and the fast tests: no book, no browser
 
+# What cannot be among them is not even loaded, and what was compiled for one run serves the next.
 fast-tests: environment
-	$(PYTEST) -m "not browser and not slow and not gpu" $(PYTEST_ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(PYTEST) -m "not browser and not slow and not gpu" --ignore=tests/browser --ignore=tests/gpu $(PYTEST_ARGS)
 
 lint: environment ## formatting, style and types
 	$(RUN) -m ruff format --check .
