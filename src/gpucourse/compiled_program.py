@@ -34,7 +34,7 @@ __all__ = ["CompilerError", "compiler_without_a_gpu", "compiling", "region"]
 
 
 class CompilerError(RuntimeError):
-    """This torch's compiler could not be run without a GPU."""
+    """The compiler could not be run without a GPU in this release of torch."""
 
 
 class _NoKernel:
@@ -200,9 +200,7 @@ def _region_class() -> Any:
 
     def put_together(tensors: Any, rest: list[Any], form: Any) -> Any:
         waiting = iter(tensors)
-        return _pytree.tree_unflatten(
-            [next(waiting) if leaf is _TENSOR else leaf for leaf in rest], form
-        )
+        return _pytree.tree_unflatten([next(waiting) if leaf is _TENSOR else leaf for leaf in rest], form)
 
     class Flat(torch.nn.Module):
         """The call as a function of tensors alone, which gives tensors alone."""
@@ -216,9 +214,7 @@ def _region_class() -> Any:
         def forward(self, *tensors: Any) -> Any:
             args, kwargs = put_together(tensors, self.rest, self.form)
             made = (
-                self.module(*args, **kwargs)
-                if self.call is None
-                else self.call(self.module, *args, **kwargs)
+                self.module(*args, **kwargs) if self.call is None else self.call(self.module, *args, **kwargs)
             )
             found, *self.results = taken_apart(made)
             return tuple(found)
@@ -249,7 +245,9 @@ def _region_class() -> Any:
 
         def _compiled(self, tensors: list[Any], rest: list[Any], form: Any) -> Any:
             from torch._inductor.compile_fx import compile_fx
+            from torch._subclasses import fake_tensor
 
+            unseen = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
             flat = Flat(self, rest, form)
             with torch.no_grad():
                 count = len(flat(*tensors))  # a graph says how many results it has
@@ -258,6 +256,11 @@ def _region_class() -> Any:
             made = graph.call_module("flat", given)
             graph.output(tuple(graph.call_function(operator.getitem, (made, i)) for i in range(count)))
             whole = torch.fx.GraphModule(torch.nn.ModuleDict({"flat": flat}), graph)
-            return compile_fx(whole, tensors), tuple(flat.results)
+            try:
+                return compile_fx(whole, tensors), tuple(flat.results)
+            except (*unseen, NotImplementedError):
+                raise
+            except Exception as error:
+                raise CompilerError(f"{type(error).__name__}: {error}") from error
 
     return Compiled

@@ -190,7 +190,8 @@ def _rms_norm(input: Any, shape: Any, weight: Any = None, eps: float | None = No
         input, weight = (
             t.to(torch.float32) if t is not None and t.dtype != torch.float64 else t for t in (input, weight)
         )
-    if (weight is not None and weight.dtype != input.dtype) or input.is_complex():
+    mixed = weight is not None and weight.dtype != input.dtype
+    if mixed or input.is_complex() or _compiling():  # a compiler takes the norm apart
         return torch.ops.aten.rms_norm(input, shape, weight, eps)
     return _rms_norm_function().apply(input, weight, len(shape))
 
@@ -213,6 +214,12 @@ def _rms_norm_function() -> Any:
             return (*(torch.empty_like(t) if needs else None for t, needs in needed), None)
 
     return RmsNorm
+
+
+def _compiling() -> bool:
+    import torch
+
+    return torch._guards.TracingContext.try_get() is not None
 
 
 def _autocast_dtype() -> Any:
@@ -303,6 +310,11 @@ def _recurrent(kind: str, *args: Any, **kwargs: Any) -> Any:
     """Run all layers and all steps of time as one call that keeps a reserve, as cuDNN does."""
     import torch
 
+    if _compiling():
+        raise NotImplementedError(
+            f"torch.{kind} in a compiled model: torch.compile breaks its graph there, and what is kept between the "
+            "pieces cannot be seen. Compile the other parts of the model, or calibrate: calibrate_step_memory"
+        )
     if kwargs or len(args) != 9 or isinstance(args[3], (list, tuple)):
         raise NotImplementedError(
             f"torch.{kind} on a packed sequence: what cuDNN keeps for it cannot be traced"
