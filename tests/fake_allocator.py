@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpucourse import memory_measurement, recorded_steps
+from gpucourse import measured_run, memory_measurement, recorded_steps
 from gpucourse.allocator import CachingAllocator
 from gpucourse.live_memory import storages_of
 from gpucourse.storage_trace import Role
@@ -132,7 +132,7 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
         allocator.peak_allocated_bytes = allocator.allocated_bytes
         allocator.peak_reserved_bytes = allocator.reserved_bytes
 
-    monkeypatch.setattr(memory_measurement, "DEVICE", "cpu")
+    monkeypatch.setattr(measured_run, "DEVICE", "cpu")
     monkeypatch.setattr(memory_measurement, "require_cuda", lambda _what: None)
     monkeypatch.setattr(memory_measurement, "_history", history)
     monkeypatch.setattr(memory_measurement, "_clear_workspaces", lambda _torch: device.clear_workspaces())

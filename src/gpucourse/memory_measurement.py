@@ -16,35 +16,26 @@ pass into the backward pass is an activation; the rest is temporary.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import gc
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gpucourse import html
 from gpucourse import plain_data as given
 from gpucourse.allocator_history import HistoryError
 from gpucourse.environment import Environment, require_cuda
-from gpucourse.live_memory import saved_tensors, storages_of
+from gpucourse.live_memory import storages_of
 from gpucourse.measured_roof import tf32_products
+from gpucourse.measured_run import INIT_SCALE, Run
+from gpucourse.placed_model import samples, tensors
 from gpucourse.recorded_steps import MeasuredPeak, RecordedSteps, Seen
 from gpucourse.step_comparison import Comparison, ComparisonError, compare
-from gpucourse.step_parts import (
-    ModelError,
-    Precision,
-    check,
-    forward,
-    made_model,
-    made_optimizer,
-    own_loss,
-    samples_in,
-    tensors_in,
-)
 from gpucourse.storage_trace import Role
+from gpucourse.traced_step import Precision, own_loss
 from gpucourse.units import format_bytes
 
 if TYPE_CHECKING:
@@ -64,7 +55,6 @@ __all__ = [
 METHOD_VERSION = 1  # rises when the same step would be measured otherwise than before
 
 MOST_EVENTS = 2_000_000  # of the allocator's history: some 100 bytes each, and the stack of each allocation
-DEVICE = "cuda"
 POINTS = 240  # of the timeline, so that a recording of it stays small
 
 
@@ -76,6 +66,8 @@ class MeasuredStep:
     ----------
     model, microbatch, precision, accumulation, optimizer, trainable, frozen
         As `gpucourse.step_memory.StepMemory` has them.
+    compiled
+        What ran as a compiled graph: "" for nothing, "model", "model and loss", or the names of the model's parts.
     peaks
         One a step.
     reserved_bytes
@@ -101,6 +93,7 @@ class MeasuredStep:
     optimizer: str
     trainable: int
     frozen: int
+    compiled: str = ""
     peaks: tuple[MeasuredPeak, ...]
     reserved_bytes: int
     timeline: tuple[tuple[int, str, Mapping[str, int]], ...] = dataclasses.field(repr=False)
@@ -154,6 +147,7 @@ class MeasuredStep:
             "optimizer": self.optimizer,
             "trainable": self.trainable,
             "frozen": self.frozen,
+            "compiled": self.compiled,
             "allocated_bytes": self.allocated_bytes,
             "reserved_bytes": self.reserved_bytes,
             "other_bytes": self.other_bytes,
@@ -196,6 +190,7 @@ class MeasuredStep:
                 optimizer=given.text(data["optimizer"], "optimizer"),
                 trainable=given.whole(data["trainable"], "trainable"),
                 frozen=given.whole(data["frozen"], "frozen"),
+                compiled=given.text(data["compiled"], "compiled"),
                 peaks=_peaks_of(data["peaks"]),
                 reserved_bytes=given.whole(data["reserved_bytes"], "reserved_bytes"),
                 timeline=tuple(_points_of(data["timeline"])),
@@ -237,7 +232,8 @@ class MeasuredStep:
 
     def _title(self) -> str:
         windows = f" x {self.accumulation}" if self.accumulation > 1 else ""
-        return f"{self.model}, microbatch {self.microbatch}{windows}, {self.precision}, {self.optimizer}"
+        compiled = f", compiled ({self.compiled})" if self.compiled else ""
+        return f"{self.model}, microbatch {self.microbatch}{windows}, {self.precision}, {self.optimizer}{compiled}"
 
     def _where(self) -> str:
         peak = self.peak
@@ -295,6 +291,9 @@ def measure_step_memory(
     set_to_none: bool = True,
     microbatch: int | None = None,
     steps: int = 2,
+    compile: bool | Literal["model"] = False,
+    scaler: bool | None = None,
+    clip_norm: float | None = None,
     points: int = POINTS,
 ) -> MeasuredStep:
     """Run a training step on the GPU and say what lived at its peak.
@@ -328,6 +327,13 @@ def measure_step_memory(
         Samples in `batch`, where it is not the length of its first tensor's first axis.
     steps
         How many to run; the first differs, for the optimizer's state comes at its end.
+    compile
+        True: model and loss are one function that is compiled; "model": the model alone, its loss eager. What compiles
+        at first use is run once before the first step.
+    scaler
+        Whether the loss is scaled and the gradients divided by a `torch.amp.GradScaler`; by default under "fp16".
+    clip_norm
+        What `torch.nn.utils.clip_grad_norm_` brings the gradients' norm down to before the update; None: no clipping.
     points
         How many the timeline has at most.
 
@@ -341,7 +347,7 @@ def measure_step_memory(
     NoGPUError
         There is no CUDA device.
     ModelError, BatchError, StepFailedError
-        Of `gpucourse.step_parts`: the model, the batch or the loss is none that can be trained on.
+        Of `gpucourse.step_errors`: the model, the batch or the loss is none that can be trained on.
     HistoryError
         A history that somebody else records is too short for the step.
     TypeError, ValueError
@@ -349,8 +355,8 @@ def measure_step_memory(
     torch.OutOfMemoryError
         The step does not fit; what it had allocated is freed before. `gpucourse.memory_cap.attempt` says what lived.
     """
-    check(precision, accumulation=(accumulation, 1), steps=(steps, 1), points=(points, 1))
-    samples = samples_in(tensors_in(batch), microbatch)
+    _check(precision, {"accumulation": accumulation, "steps": steps, "points": points}, compile, clip_norm)
+    count = samples(tensors(batch), microbatch)
     require_cuda("measure_step_memory")
     import torch
 
@@ -366,7 +372,18 @@ def measure_step_memory(
         )
     try:
         with _history(torch) as recorder, tf32_products(precision == "tf32"):
-            run = _Run(recorder, precision, accumulation, set_to_none)
+            scaled = precision == "fp16" if scaler is None else scaler
+            run = Run(
+                recorder=recorder,
+                precision=precision,
+                accumulation=accumulation,
+                set_to_none=set_to_none,
+                compile=compile,
+                scaler=torch.amp.GradScaler("cuda", init_scale=INIT_SCALE)
+                if scaled and optimizer is not None
+                else None,
+                clip_norm=clip_norm,
+            )
             about = run.all(model, batch, loss or own_loss, optimizer, steps)
             gc.collect()
             recorder.mark("workspaces")
@@ -379,8 +396,12 @@ def measure_step_memory(
         raise
     finally:
         _give_back(torch)
-    if any(t.device.type == "meta" for t in tensors_in(batch)):
+    if any(t.device.type == "meta" for t in tensors(batch)):
         notes.append("the batch had no data: normal random numbers, and zeros for integers, stood for it")
+    if about["skipped"]:
+        notes.append(
+            "gradients overflowed and the scaler skipped an update: the optimizer's state may have come late"
+        )
     if about["evaluation"]:
         notes.append(
             "the model is in evaluation mode: call model.train() for dropout and batch norm in training"
@@ -394,12 +415,13 @@ def measure_step_memory(
         )
     return MeasuredStep(
         model=about["model"],
-        microbatch=samples,
+        microbatch=count,
         precision=precision,
         accumulation=accumulation,
         optimizer=about["optimizer"],
         trainable=about["trainable"],
         frozen=about["frozen"],
+        compiled=about["compiled"],
         peaks=tuple(peaks),
         reserved_bytes=max(0, max(run.reserved) - other_reserved),
         timeline=tuple(
@@ -413,6 +435,23 @@ def measure_step_memory(
         seconds=time.perf_counter() - begun,
         notes=tuple(notes),
     )
+
+
+def _check(precision: object, counts: Mapping[str, object], compile: object, clip_norm: object) -> None:
+    _precision(precision)
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} is {value!r}; wanted a whole number")
+        if value < 1:
+            raise ValueError(f"{name} is {value}; wanted 1 or more")
+    if not (isinstance(compile, bool) or compile == "model"):
+        raise ValueError(f"compile is {compile!r}; wanted True (model and loss), 'model' or False")
+    if clip_norm is None:
+        return
+    if isinstance(clip_norm, bool) or not isinstance(clip_norm, (int, float)):
+        raise TypeError(f"clip_norm is {clip_norm!r}; wanted a number, or None for no clipping")
+    if not clip_norm > 0:
+        raise ValueError(f"clip_norm is {clip_norm}; wanted a number above 0, or None for no clipping")
 
 
 def _give_back(torch: Any) -> None:
@@ -448,7 +487,7 @@ class _Recorder:
         now = self.counted()
         for tensor in tensors:
             for storage in storages_of(tensor):
-                if storage.device.type == DEVICE:
+                if storage.device.type == "cuda":
                     self.seen.addresses.append((*now, storage.data_ptr(), role))
 
     def events(self) -> list[Mapping[str, Any]]:
@@ -473,165 +512,3 @@ def _history(torch: Any) -> Iterator[_Recorder]:
     finally:
         if not enabled:
             torch.cuda.memory._record_memory_history(None)
-
-
-@dataclasses.dataclass(slots=True)
-class _Run:
-    """The step as a reader writes it, with looks at the allocator between its phases."""
-
-    recorder: _Recorder
-    precision: Precision
-    accumulation: int
-    set_to_none: bool
-    allocated: list[int] = dataclasses.field(default_factory=list)  # the allocator's own peak of each step
-    reserved: list[int] = dataclasses.field(default_factory=list)
-
-    def all(self, model: Any, batch: Any, loss: Any, optimizer: Any, steps: int) -> dict[str, Any]:
-        """Make model, batch and optimizer on the device and run the steps; nothing of them outlives the call."""
-        import torch
-
-        made = made_model(model)
-        compiled = [part._orig_mod for part in made.modules() if hasattr(part, "_orig_mod")]
-        placed = _placed(made, copied=isinstance(model, torch.nn.Module))
-        self.recorder.see(placed.parameters(), "parameters")
-        self.recorder.see(placed.buffers(), "buffers")
-        on_device = _on_device(batch)
-        self.recorder.see(tensors_in(on_device), "inputs")
-        updates = made_optimizer(optimizer, model, placed)
-        for step in range(1, steps + 1):
-            torch.cuda.reset_peak_memory_stats()
-            self.step(step, placed, on_device, loss, updates)
-            self.allocated.append(torch.cuda.max_memory_allocated())
-            self.reserved.append(torch.cuda.max_memory_reserved())
-        parameters = list(placed.parameters())
-        return {
-            "model": type(compiled[0] if compiled else placed).__name__ + (" compiled" if compiled else ""),
-            "optimizer": "none" if updates is None else type(updates).__name__,
-            "trainable": sum(p.numel() for p in parameters if p.requires_grad),
-            "frozen": sum(p.numel() for p in parameters if not p.requires_grad),
-            "evaluation": not placed.training,
-        }
-
-    def step(self, number: int, model: Any, batch: Any, loss: Any, optimizer: Any) -> None:
-        """Run one step; the marks say where in the allocator's history its phases begin."""
-        recorder = self.recorder
-        for _ in range(self.accumulation):
-            recorder.mark(f"{number} forward")
-            value = forward(
-                loss, model, batch, self.precision, before_exit=lambda value: self._leaving(model, value)
-            )
-            recorder.mark("left")
-            if self.accumulation > 1:
-                value = value / self.accumulation
-            recorder.see((value,), "temporaries")
-            recorder.mark(f"{number} backward")
-            value.backward()
-            del value
-            recorder.see((p.grad for p in model.parameters() if p.grad is not None), "gradients")
-        recorder.mark(f"{number} optimizer")
-        if optimizer is not None:
-            optimizer.step()
-            recorder.see(tensors_in(list(optimizer.state.values())), "optimizer")
-            optimizer.zero_grad(set_to_none=self.set_to_none)
-        if self.set_to_none or optimizer is None:
-            model.zero_grad(set_to_none=self.set_to_none)
-
-    def _leaving(self, model: Any, value: Any) -> None:
-        if self.precision in ("bf16", "fp16"):
-            self.recorder.see(_saved_casts(value, model), "casts")
-        self.recorder.mark("leaving")
-
-
-def _placed(made: Any, *, copied: bool) -> Any:
-    for name, tensor in (*made.named_parameters(), *made.named_buffers()):
-        if tensor.device.type == "meta":
-            raise ModelError(
-                f"{name} is on the meta device and has no values: give a function that makes the model with them"
-            )
-    if copied:
-        try:
-            made = copy.deepcopy(made)
-        except Exception as error:
-            raise ModelError(
-                f"{type(made).__name__} cannot be copied ({error}): give a function that makes it instead"
-            ) from error
-    return made.to(DEVICE)
-
-
-def _on_device(tree: Any) -> Any:
-    import torch
-    from torch.utils._pytree import tree_map_only
-
-    def moved(tensor: Any) -> Any:
-        if tensor.device.type == "meta":
-            filled = (
-                torch.randn(tensor.shape, device=DEVICE).to(tensor.dtype)
-                if tensor.is_floating_point() or tensor.is_complex()
-                else torch.zeros(tensor.shape, dtype=tensor.dtype, device=DEVICE)
-            )
-        else:
-            filled = tensor.detach().to(DEVICE, copy=True)
-        return filled.requires_grad_(tensor.requires_grad and tensor.is_leaf)
-
-    return tree_map_only(torch.Tensor, moved, tree)
-
-
-def _saved_casts(value: Any, model: Any) -> list[Any]:
-    """List the copies of weights in a smaller dtype that the graph of a loss keeps for its backward pass.
-
-    Autocast makes such a copy by an operator of its own: in the graph, a node that saves a tensor of the copy's size
-    and dtype has an edge that leads, over views, to a cast and from there to the parameter. A frozen weight's copy
-    has no edge; it is known by its shape.
-    """
-    import torch
-
-    small = (torch.bfloat16, torch.float16)
-    frozen = {tuple(p.shape) for p in model.parameters() if not p.requires_grad and p.dtype == torch.float32}
-    found: list[Any] = []
-    visited: set[Any] = set()
-    waiting: list[Any] = [value.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        waiting += [following for following, _ in node.next_functions]
-        lengths = {n for following, _ in node.next_functions if (n := _cast_behind(following)) is not None}
-        if not lengths and not frozen:
-            continue
-        for tensor in saved_tensors(node):
-            if tensor.dtype in small and (
-                tensor.numel() in lengths
-                or tuple(tensor.shape) in frozen
-                or tuple(tensor.shape[::-1]) in frozen
-            ):
-                found.append(tensor)
-    return found
-
-
-def _cast_behind(node: Any) -> int | None:
-    """Follow views down to a cast of a parameter; the parameter's number of elements, None where there is none."""
-    for _ in range(6):
-        if node is None:
-            return None
-        name, edges = type(node).__name__, node.next_functions
-        if name == "ToCopyBackward0":
-            end: Any = edges[0][0] if edges else None
-            return int(end.variable.numel()) if type(end).__name__ == "AccumulateGrad" else None
-        if not name.startswith(_VIEWS) or len(edges) != 1:
-            return None
-        node = edges[0][0]
-    return None
-
-
-_VIEWS = (
-    "TBackward",
-    "Transpose",
-    "View",
-    "UnsafeView",
-    "Reshape",
-    "Permute",
-    "Squeeze",
-    "Unsqueeze",
-    "Expand",
-)

@@ -26,7 +26,7 @@ from gpucourse import html
 from gpucourse import plain_data as given
 from gpucourse.environment import cuda_available, require_cuda
 from gpucourse.live_memory import storages_of
-from gpucourse.step_parts import tensors_in
+from gpucourse.placed_model import tensors
 from gpucourse.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -343,16 +343,16 @@ def _owners(model: Any, optimizer: Any, batch: Any) -> dict[int, str]:
         known = set(map(id, parameters))
         parameters += [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
     owned = (
-        ("inputs", tensors_in(batch)),
-        ("optimizer", [] if optimizer is None else tensors_in(list(optimizer.state.values()))),
+        ("inputs", tensors(batch)),
+        ("optimizer", [] if optimizer is None else tensors(list(optimizer.state.values()))),
         ("gradients", [p.grad for p in parameters if p.grad is not None]),
         ("buffers", [] if model is None else list(model.buffers())),
         ("parameters", parameters),
     )
     return {
         storage.data_ptr(): role
-        for role, tensors in owned
-        for tensor in tensors
+        for role, held in owned
+        for tensor in held
         for storage in storages_of(tensor)
         if storage.device.type == "cuda"
     }

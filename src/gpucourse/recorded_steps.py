@@ -274,7 +274,7 @@ def _live_after(history: AllocatorHistory, at: int) -> set[int]:
 
 def _code(frames: Sequence[Mapping[str, Any]]) -> str:
     """Name the innermost line that is neither torch's nor the measurement's own."""
-    own = ("gpucourse/memory_measurement.py", "gpucourse/step_parts.py")
+    own = ("gpucourse/memory_measurement.py", "gpucourse/measured_run.py")
     for frame in frames:
         name = str(frame["filename"]).replace("\\", "/")
         if "/torch/" in name or name.endswith(own) or name.startswith("<"):

@@ -226,6 +226,12 @@ def compare(
                 f"the {words} differs: {predicted[key]} predicted, {measured[key]} measured. Predict and measure "
                 "one step, with the same arguments"
             )
+    one, other = (found.get("compiled") or "nothing" for found in (predicted, measured))
+    if one != other:
+        raise ComparisonError(
+            f"what is compiled differs: {one} predicted, {other} measured. An eager program's peak says nothing of a "
+            "compiled one's"
+        )
     ours, theirs = _peak(predicted), _peak(measured)
     names = [*ours["lines"], *(name for name in theirs["lines"] if name not in ours["lines"])]
     rows = [
@@ -259,9 +265,10 @@ def compare(
             "lines are of two instants"
         )
     windows = f" x {measured['accumulation']}" if measured["accumulation"] > 1 else ""
+    compiled = f", compiled ({measured['compiled']})" if measured.get("compiled") else ""
     return Comparison(
         title=f"{measured['model']}, microbatch {measured['microbatch']}{windows}, {measured['precision']}, "
-        f"{measured['optimizer']}",
+        f"{measured['optimizer']}{compiled}",
         rows=tuple(rows),
         predicted_at=at[0],
         measured_at=at[1],
