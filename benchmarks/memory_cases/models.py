@@ -353,3 +353,19 @@ def batch_of(name: str, samples: int, device: str) -> tuple[torch.Tensor, ...]:
         torch.randint(words, shape, device=device) if words else torch.randn(*shape, device=device)
         for words, shape in MODELS[name].batch(samples)
     )
+
+
+def batches_of(name: str) -> tuple[int, int]:
+    """Give the two sizes that are measured.
+
+    Parameters
+    ----------
+    name
+        A key of `MODELS`.
+    """
+    return MODELS[name].batches
+
+
+def described() -> dict[str, dict[str, str]]:
+    """Say of each model what it is and which package it comes from."""
+    return {name: {"what": model.what, "source": model.source} for name, model in MODELS.items()}
