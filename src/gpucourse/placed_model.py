@@ -11,6 +11,7 @@ from typing import Any
 from gpucourse.compiled_program import region
 from gpucourse.stand_in import device
 from gpucourse.step_errors import BatchError, ModelError, UnseenError
+from gpucourse.storage_trace import is_dense
 
 __all__ = ["Placed", "on_device", "optimizer_of", "placed", "samples", "tensors"]
 
@@ -80,7 +81,7 @@ def _twin(tensor: Any) -> Any:
     import torch
 
     # Moving a tensor keeps its strides where they leave no holes, and makes it contiguous otherwise.
-    dense = _is_dense(tensor.size(), tensor.stride())
+    dense = is_dense(tensor.size(), tensor.stride())
     with torch.no_grad():
         twin = (
             torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device())
@@ -90,16 +91,6 @@ def _twin(tensor: Any) -> Any:
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
     return twin.requires_grad_(tensor.requires_grad and tensor.is_leaf)
-
-
-def _is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Say whether the elements fill their stretch of memory, each once, in whatever order of the axes."""
-    expected = 1
-    for step, length in sorted(pair for pair in zip(stride, size, strict=True) if pair[1] != 1):
-        if step != expected:
-            return False
-        expected *= length
-    return True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,8 @@ def _reason(error: Exception) -> str:
             f"makes a tensor whose shape depends on values ({operator}): its bytes cannot be seen without data. "
             "Use a form of fixed shape (torch.where, a mask that multiplies)"
         )
-    return f"uses what cannot be traced without data: {error}"
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    return f"uses what cannot be traced without data: {said[0]}"
 
 
 def _line_of(error: BaseException) -> str:

@@ -20,11 +20,12 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpucourse import html
 from gpucourse.allocator import CachingAllocator, SimulatedOutOfMemoryError
 from gpucourse.compiled_program import compiler_without_a_gpu, region
+from gpucourse.memory_measurement import MeasuredStep, compare, measure_step_memory
 from gpucourse.placed_model import Placed, on_device, optimizer_of, placed, samples, tensors
 from gpucourse.stand_in import device, stand_in
 from gpucourse.step_errors import (
@@ -36,7 +37,7 @@ from gpucourse.step_errors import (
     errors_told,
 )
 from gpucourse.storage_trace import Moment, StorageTrace, Tracer
-from gpucourse.traced_step import Precision, Run, own_loss, roles_followed
+from gpucourse.traced_step import Precision, Run, check, own_loss, roles_followed
 from gpucourse.units import format_bytes
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ __all__ = [
     "METHOD_VERSION",
     "WORKSPACE_BYTES",
     "BatchError",
+    "MeasuredStep",
     "ModelError",
     "Peak",
     "Precision",
@@ -53,6 +55,8 @@ __all__ = [
     "StepMemory",
     "StepMemoryError",
     "UnseenError",
+    "compare",
+    "measure_step_memory",
     "predict_step_memory",
 ]
 
@@ -360,9 +364,15 @@ def predict_step_memory(
     import torch
 
     begun = time.perf_counter()
-    _check(precision, accumulation, steps, workspace_bytes, compile, clip_norm)
-    leaves = tensors(batch)
-    count = samples(leaves, microbatch)
+    check(
+        precision,
+        compile=compile,
+        clip_norm=clip_norm,
+        accumulation=(accumulation, 1),
+        steps=(steps, 1),
+        workspace_bytes=(workspace_bytes, 0),
+    )
+    count = samples(tensors(batch), microbatch)
     lossy = loss or own_loss
     with stand_in(), errors_told():
         copied = placed(model)
@@ -452,25 +462,3 @@ def _compiled(copied: Placed, whole: bool, asked: bool) -> str:
     if asked or "" in copied.compiled:
         return "model"
     return ", ".join(copied.compiled)
-
-
-def _check(
-    precision: Any, accumulation: Any, steps: Any, workspace_bytes: Any, compile: Any, clip_norm: Any
-) -> None:
-    if precision not in get_args(Precision):
-        raise ValueError(f"precision is {precision!r}; wanted one of {', '.join(get_args(Precision))}")
-    for name, value, least in (
-        ("accumulation", accumulation, 1),
-        ("steps", steps, 1),
-        ("workspace_bytes", workspace_bytes, 0),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} is {value!r}; wanted a whole number")
-        if value < least:
-            raise ValueError(f"{name} is {value}; wanted {least} or more")
-    if not (isinstance(compile, bool) or compile == "model"):
-        raise ValueError(f"compile is {compile!r}; wanted True (model and loss), 'model' or False")
-    if clip_norm is not None and (isinstance(clip_norm, bool) or not isinstance(clip_norm, (int, float))):
-        raise TypeError(f"clip_norm is {clip_norm!r}; wanted a number, or None for no clipping")
-    if clip_norm is not None and not clip_norm > 0:
-        raise ValueError(f"clip_norm is {clip_norm}; wanted a number above 0, or None for no clipping")

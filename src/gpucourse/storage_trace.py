@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import weakref
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from gpucourse.allocator import CachingAllocator
 
-__all__ = ["Moment", "Role", "StorageTrace", "Tracer"]
+__all__ = ["Moment", "Role", "StorageTrace", "Tracer", "is_dense"]
 
 Role = Literal[
     "parameters",
@@ -382,6 +384,55 @@ def _taken_inside(operator: str, args: tuple[Any, ...]) -> int:
     return 0
 
 
+def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Say whether a tensor's elements fill their stretch of memory, each once, in whatever order of the axes.
+
+    Parameters
+    ----------
+    size, stride
+        Of the tensor.
+
+    Examples
+    --------
+    >>> is_dense((2, 3), (1, 2)), is_dense((2, 3), (6, 1)), is_dense((2, 3), (0, 1))
+    (True, False, False)
+    """
+    expected = 1
+    for step, length in sorted(pair for pair in zip(stride, size, strict=True) if pair[1] != 1):
+        if step != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _is_engine_s_sum(first: Any, second: Any) -> bool:
+    """Say whether this is autograd adding up two gradients of one tensor, which it does in place where it can.
+
+    It can where nobody else holds the first one, and does not for tensors that something watches, as a trace does:
+    then it makes a third (``can_accumulate_inplace`` in ``torch/csrc/autograd/input_buffer.cpp``).
+    """
+    import torch
+
+    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+        return False
+    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
+        return False
+    if first.shape != second.shape or first.dtype != second.dtype or first.device != second.device:
+        return False
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.endswith(_BETWEEN):
+        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
+    if frame is None or frame.f_code.co_name != "_engine_run_backward":
+        return False  # a backward pass written in Python adds, and keeps what it likes
+    held = torch._C._storage_Use_Count(first.untyped_storage()._cdata)
+    return held <= _HELD_ONCE and is_dense(first.size(), first.stride())
+
+
+# Between a dispatch mode and whoever called the operator.
+_BETWEEN = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "torch/utils/_stats.py", "storage_trace.py")
+_HELD_ONCE = 2  # by the tensor, and by the Python object through which it is asked
+
+
 @functools.cache
 def _mode_class() -> Any:
     import torch
@@ -389,6 +440,7 @@ def _mode_class() -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     casts, value_of = torch.ops.aten._to_copy.default, torch.ops.aten._local_scalar_dense.default
+    sum_of_two, into_the_first = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
 
     class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
         def __init__(self, tracer: Tracer) -> None:
@@ -401,6 +453,8 @@ def _mode_class() -> Any:
             tracer = self.tracer
             operator = str(func).rpartition(".")[0]
             tracer.before(operator)
+            if func is sum_of_two and not kwargs and _is_engine_s_sum(*args):
+                func = into_the_first
             try:
                 made = func(*args, **(kwargs or {}))
             except DataDependentOutputException:

@@ -5,15 +5,53 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gpucourse.placed_model import tensors
 from gpucourse.step_errors import StepFailedError
 from gpucourse.storage_trace import Tracer
 
-__all__ = ["Precision", "Run", "own_loss", "roles_followed"]
+__all__ = ["Precision", "Run", "check", "own_loss", "roles_followed"]
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+
+
+def check(
+    precision: object, *, compile: object = False, clip_norm: object = None, **counts: tuple[object, int]
+) -> None:
+    """Refuse a precision, a count, a way to compile or a limit that is none.
+
+    Parameters
+    ----------
+    precision
+        One of `Precision`.
+    compile
+        A boolean or "model".
+    clip_norm
+        A number above 0, or None.
+    **counts
+        By name: the value, and the least that it may be.
+
+    Raises
+    ------
+    TypeError, ValueError
+        One is something else.
+    """
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision is {precision!r}; wanted one of {', '.join(get_args(Precision))}")
+    for name, (value, least) in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} is {value!r}; wanted a whole number")
+        if value < least:
+            raise ValueError(f"{name} is {value}; wanted {least} or more")
+    if not (isinstance(compile, bool) or compile == "model"):
+        raise ValueError(f"compile is {compile!r}; wanted True (model and loss), 'model' or False")
+    if clip_norm is None:
+        return
+    if isinstance(clip_norm, bool) or not isinstance(clip_norm, (int, float)):
+        raise TypeError(f"clip_norm is {clip_norm!r}; wanted a number, or None for no clipping")
+    if not clip_norm > 0:
+        raise ValueError(f"clip_norm is {clip_norm}; wanted a number above 0, or None for no clipping")
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
