@@ -336,22 +336,26 @@ def _segments(torch: Any, device: int) -> list[Mapping[str, Any]]:
     return [s for s in torch.cuda.memory._snapshot()["segments"] if s.get("device", device) == device]
 
 
-def _owners(model: Any, optimizer: Any, batch: Any) -> dict[int, str]:
-    """Name what each address holds; what is two things is the one named last."""
+def _owned(model: Any, optimizer: Any, batch: Any) -> list[tuple[str, list[Any]]]:
+    """List what the caller knows of; what is two things is the one named last."""
     parameters = [] if model is None else list(model.parameters())
     if optimizer is not None:
         known = set(map(id, parameters))
         parameters += [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
-    owned = (
+    return [
         ("inputs", tensors(batch)),
         ("optimizer", [] if optimizer is None else tensors(list(optimizer.state.values()))),
         ("gradients", [p.grad for p in parameters if p.grad is not None]),
         ("buffers", [] if model is None else list(model.buffers())),
         ("parameters", parameters),
-    )
+    ]
+
+
+def _owners(model: Any, optimizer: Any, batch: Any) -> dict[int, str]:
+    """Name what each address on the device holds."""
     return {
         storage.data_ptr(): role
-        for role, held in owned
+        for role, held in _owned(model, optimizer, batch)
         for tensor in held
         for storage in storages_of(tensor)
         if storage.device.type == "cuda"
