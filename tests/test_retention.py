@@ -1044,6 +1044,19 @@ def test_no_mark_is_left_on_the_graph():
     assert all(set(metadata) == {census.key} for metadata in left)
 
 
+def test_a_census_does_not_take_the_marks_of_one_that_is_gone_for_its_own():
+    model, outputs, counts = net(), [], []
+    for _ in range(6):
+        outputs.append(model(batch()).softmax(1).sum())
+        counts.append(live_memory.Census().take(0))  # it leaves its marks, and goes
+    grown = {
+        (after.host_bytes - before.host_bytes, after.nodes - before.nodes)
+        for before, after in itertools.pairwise(counts)
+    }
+    # The input, the layer after the ReLU, the softmax and the sum; two linear layers with what turns each weight.
+    assert grown == {(3 * 8 * WIDTH * 4 + 4, 7)}
+
+
 @pytest.mark.slow
 def test_saved_tensor_hooks_are_not_run_by_looking():
     model, outputs, unpacked = net(), [], []

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import itertools
 import linecache
 import re
 import sys
@@ -242,6 +243,9 @@ class Frozen:
             self.on = False
 
 
+_censuses = itertools.count(1)
+
+
 class Census:
     """Counts what lives after each step, and remembers when each storage and node was first seen.
 
@@ -254,7 +258,8 @@ class Census:
 
         self._kinds = _Kinds()
         self.weak_storage: Any = StorageWeakRef
-        self.key = f"gpucourse.census.{id(self)}"
+        # Not its identity: a later census may get that of one that is gone, and take its marks for its own.
+        self.key = f"gpucourse.census.{next(_censuses)}"
         self._next = 0
         self.traced = False
         self.born: dict[int, Born] = {}
