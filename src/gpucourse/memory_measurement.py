@@ -468,7 +468,7 @@ def _clear_workspaces(torch: Any) -> None:
 
 
 class _Recorder:
-    """Notes marks and addresses beside the allocator's history. Its only trace on the device is none."""
+    """Notes marks and addresses beside the allocator's history; it allocates nothing itself."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
