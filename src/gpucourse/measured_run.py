@@ -85,8 +85,8 @@ class Run:
         if compiled:
             _forward(loss, placed, on_device, self.precision).backward()
             placed.zero_grad(set_to_none=True)
-            gc.collect()
-            torch.cuda.empty_cache()
+        gc.collect()  # what making the model, or compiling it, has left in the cache is none of the step's
+        torch.cuda.empty_cache()
         for step in range(1, steps + 1):
             torch.cuda.reset_peak_memory_stats()
             self.step(step, placed, on_device, loss, updates)
