@@ -21,6 +21,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils.weak import TensorWeakRef  # noqa: E402
+
 from gpucourse import live_memory  # noqa: E402
 from gpucourse.retention import _trend, watch_growth  # noqa: E402
 from gpucourse.suspects import CAUSES  # noqa: E402
@@ -996,6 +998,23 @@ def test_nothing_of_what_was_watched_is_held_afterwards(make):
     assert growth.leaks
     assert live_tensors() == before
     assert state() == as_it_was
+
+
+def test_nothing_is_held_afterwards_that_only_a_collection_would_free():
+    kept, refs = [], []
+
+    def step():
+        kept.append(torch.ones(100))
+        refs.append(TensorWeakRef(kept[-1]))
+
+    gc.disable()
+    try:
+        growth = watch_growth(step, steps=6)
+        assert growth.leaks
+        kept.clear()
+        assert [ref() for ref in refs] == [None] * (3 + 6 + 3)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("whole_process")

@@ -269,8 +269,10 @@ def locals_of_running() -> dict[int, Link]:
         Identity of an object to the link that names it; a function's own copies are let go at once.
     """
     found: dict[int, Link] = {}
-    for top in list(sys._current_frames().values()):
-        frame: types.FrameType | None = top
+    # One of the frames is this function's own. No name for it may be left, or it would hold itself and with it all
+    # that its callers hold, until the next collection: `frame` ends as None.
+    frame: types.FrameType | None
+    for frame in list(sys._current_frames().values()):
         while frame is not None:
             code = frame.f_code
             if (
