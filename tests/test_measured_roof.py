@@ -188,7 +188,9 @@ def test_measuring_takes_the_best_shape_and_every_stream_with_its_bytes(device: 
 
 def test_the_shapes_that_are_compared_are_measured_after_a_rest(device: Device) -> None:
     measure_roofline("bf16", shapes=(64, 128), streams=("copy",))
-    assert [rest > 0 for _, rest in device.bursts] == [False] * 5 + [True] * 4
+    first, compared = measured_roof.FIRST_REST_S, measured_roof.REST_S
+    assert [rest for _, rest in device.bursts] == [0.0] + [first] * 4 + [compared] * 4
+    assert 0 < first < compared
     shapes = [shape for shape, _ in device.bursts]
     assert shapes[0] == (400_000 // 8 // 4,)
     assert sorted(shapes[1:5]) == sorted(shapes[5:]) == [(64, 64), (64, 64), (128, 128), (128, 128)]
@@ -204,9 +206,9 @@ def test_the_shapes_that_are_tried_fit_the_multiprocessors_and_both_layouts(
     monkeypatch.setattr(measured_roof, "_stream_call", lambda kind, free: (lambda: torch.zeros(1), 1))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80_000_000_000, 80_000_000_000))
     measured = measure_roofline("bf16")
-    assert {shape for shape, _, _ in made} == {*measured_roof.SHAPES, (4096, 8448, 8192)}
+    assert {shape for shape, _, _ in made} == {*measured_roof.SHAPES, (4096, 8448, 8192), (3072, 5632, 8192)}
     assert {turned for _, _, turned in made} == {True, False}
-    assert len(measured.products) == 2 * (len(measured_roof.SHAPES) + 1)
+    assert len(measured.products) == 2 * (len(measured_roof.SHAPES) + 2)
 
 
 def test_a_second_matrix_that_is_stored_transposed_has_the_same_shape_and_product(device: Device) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 
 from gpucourse import shape_ceilings as module
@@ -113,15 +115,15 @@ def test_what_cannot_be_made_again_is_left_out(odd) -> None:
 
 
 def test_each_distinct_call_is_measured_once_on_its_best_layout(monkeypatch) -> None:
-    bursts = []
+    rests, timed = [], []
 
-    def burst(run, rest_s, busy_ms):
-        bursts.append(rest_s)
-        run()
-        return (float(10 - len(bursts)),) * 3
+    def timing(run, max_seconds):
+        timed.append(run().shape)
+        return types.SimpleNamespace(median_ms=float(10 - len(timed)))
 
     monkeypatch.setattr(module, "require_cuda", lambda what: None)
-    monkeypatch.setattr(module, "burst", burst)
+    monkeypatch.setattr(module, "time_cuda", timing)
+    monkeypatch.setattr(module.time, "sleep", rests.append)
     monkeypatch.setattr(module, "remakes", lambda call, causal: remakes(call, causal, "cpu"))
     kernel = {"name": "k", "start_us": 0.0, "duration_us": 1.0}
     mm = {**kernel, "op": "aten::mm", "shapes": [[6, 4], [4, 5]], "dtypes": ["float32"] * 2}
@@ -135,7 +137,8 @@ def test_each_distinct_call_is_measured_once_on_its_best_layout(monkeypatch) -> 
     }
     found = shape_ceilings(trace, trace)
     assert list(found.values()) == [7.0]  # the fastest of three
-    assert all(rest > 0 for rest in bursts)
+    assert rests
+    assert all(rest > 0 for rest in rests)
     assert len(shape_ceilings(trace, families=None)) == 2
 
 

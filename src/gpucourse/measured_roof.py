@@ -54,6 +54,7 @@ SHAPES: tuple[tuple[int, int, int], ...] = (
 TILE_COLUMNS = 64  # a multiprocessor, of one more shape: its tiles fill all multiprocessors, wave after wave
 
 STREAM_BYTES = 2**31  # of one array
+FIRST_REST_S = 0.1  # before the bursts that only choose which shapes to measure again
 REST_S = 0.3  # before a burst that is compared: seen on an H200, 0.1 s gives a hot card its clock back
 BURST_MS = 20.0  # what one burst keeps the device busy
 SLICE_MS = 250.0  # of a long load: one rate and one clock a slice
@@ -499,7 +500,9 @@ def measure_roofline(
     precision, torch_dtype = _precision(dtype)
     if shapes is None:
         processors = torch.cuda.get_device_properties().multi_processor_count
-        shapes = (*SHAPES, (4096, TILE_COLUMNS * processors, 8192))
+        # Tiles of 128 x 256: 24 rows of them, and as many columns as make four whole waves of multiprocessors.
+        waves = (3072, 256 * (4 * processors // 24), 8192)
+        shapes = (*SHAPES, (4096, TILE_COLUMNS * processors, 8192), waves)
     wanted = [_shape(shape) for shape in shapes]
     _check_streams(streams)
     if not 0 <= sustained_s < math.inf:
@@ -670,7 +673,9 @@ def _product(
 
 def _products(shapes: Sequence[tuple[int, int, int]], dtype: Any) -> tuple[Ceiling, ...]:
     found = {
-        (shape, turned): _product(shape, turned, burst(_matrices(shape, dtype, turned), busy_ms=BURST_MS / 2))
+        (shape, turned): _product(
+            shape, turned, burst(_matrices(shape, dtype, turned), FIRST_REST_S, BURST_MS / 2)
+        )
         for shape in shapes
         for turned in (False, True)
     }
@@ -792,7 +797,7 @@ def _long_load(
         return (), ()
     import torch
 
-    best = {c.what: c for c in sorted(products, key=lambda ceiling: -ceiling.rate)[:3]}
+    best = {c.what: c for c in sorted(products, key=lambda ceiling: -ceiling.rate)[:6]}
     calls = {}
     for what, ceiling in best.items():
         m, n, k = ceiling.shape

@@ -80,4 +80,4 @@ __all__ = [
     "work_of_call",
 ]
 
-METHOD_VERSION = 2  # rises when a counting rule, the way a ceiling is measured or a budget is made changes
+METHOD_VERSION = 3  # rises when a counting rule, the way a ceiling is measured or a budget is made changes

@@ -7,20 +7,21 @@ belongs to the step: idle time, heat, what its calls do to one another.
 
 from __future__ import annotations
 
-import statistics
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from gpucourse.call_work import Family, family_of
+from gpucourse.cuda_events import time_cuda
 from gpucourse.environment import require_cuda
 from gpucourse.kernels import KernelTrace
-from gpucourse.measured_roof import burst, tf32_products
+from gpucourse.measured_roof import tf32_products
 from gpucourse.step_budget import TracedCall, traced_calls
 
 __all__ = ["shape_ceilings"]
 
 _REST_S = 0.1  # so that a hot card has its clock back
-_BUSY_MS = 10.0
+_SAMPLE_S = 0.02
 _Call = Callable[[], Any]
 
 
@@ -62,9 +63,8 @@ def shape_ceilings(
 
     Notes
     -----
-    Calls are queued one behind the other between events. One whose launch takes the host longer than its work
-    takes the device reads its launch: tiny calls do, and after a trace in the same process, which slows every
-    launch, so does attention's backward pass. `StepBudget.reached_us` lets no such reading count.
+    Short calls are timed in CUDA graphs (`gpucourse.cuda_events.time_cuda`), so that a host slower than the device
+    does not show in their figure.
     """
     require_cuda("shape_ceilings")
     import torch
@@ -78,7 +78,9 @@ def shape_ceilings(
             times = []
             for make in remakes(call, causal):
                 try:
-                    times.append(statistics.median(burst(make(), _REST_S, _BUSY_MS)))
+                    call_again = make()
+                    time.sleep(_REST_S)
+                    times.append(time_cuda(call_again, max_seconds=_SAMPLE_S).median_ms)
                 except (torch.cuda.OutOfMemoryError, RuntimeError, TypeError, ValueError, IndexError):
                     continue  # shapes that are not those of this overload, or too large for this device
                 finally:
