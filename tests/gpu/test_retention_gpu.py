@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 
-import gc
-
 import pytest
 
 torch = pytest.importorskip("torch")
