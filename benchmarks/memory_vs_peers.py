@@ -27,6 +27,7 @@ folder, the system's temporary one by default.
 import os
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -53,18 +54,23 @@ def asked(what, way, samples=None, **more):
 
 
 def without_gpu():
-    """List what is asked in the background: our predictions first, then the searches, then the peers."""
+    """List what is asked in the background; the peers on the smaller batches only while the device is at work."""
+    larger = [(way, samples) for way, samples in CASES if samples == max(batches_of(way.model))]
+    smaller = [case for case in CASES if case not in larger]
     return [
         *(asked("largest", way) for way in SEARCHED),
         *(asked("predict", way, samples) for way, samples in CASES),
-        *(asked("peers", way, samples) for way, samples in CASES),
+        *(asked("peers", way, samples) for way, samples in larger),
+        *(asked("peers", way, samples, optional=True) for way, samples in smaller),
     ]
 
 
 def measured_on(worker, store, until):
     """Measure all cases and search the largest microbatches on the device, one after the other."""
     for way, samples in CASES:
-        answered(worker, store, asked("measure", way, samples), until, LIMIT_S["measure"])
+        found = answered(worker, store, asked("measure", way, samples), until, LIMIT_S["measure"])
+        if "CUDA error" in found.get("error", ""):
+            worker.close()  # its context is lost, and with it every later case
     for way in SEARCHED:
         foretold = waited_for(store, asked("largest", way), until)
         peaks = [
@@ -74,9 +80,8 @@ def measured_on(worker, store, until):
         if None in (peak for _, peak in peaks):
             store.put(asked("search", way), {"error": "its two cases were not measured"})
             continue
-        best = foretold.get("microbatch")
-        also = [] if best is None else [m for m in (best, best + 1) if m > 0]
-        request = asked("search", way, peaks=peaks, also=also)
+        said = foretold.get("microbatch")
+        request = asked("search", way, peaks=peaks, also=[said] if said else [])
         answered(worker, store, request, until, LIMIT_S["search"])
 
 
@@ -97,24 +102,25 @@ def memory_vs_peers():
     store = Store(folder / "memory_vs_peers.jsonl", f"{code} torch {torch.__version__}")
     cores = os.cpu_count() or 2
     count = max(1, cores - 2)  # one is left to the worker that measures, and one to the rest
-    threads = in_background(
-        without_gpu(), store, until, LIMIT_S, [lambda: Worker(sees_gpu=False) for _ in range(count)]
-    )
+    measured = threading.Event()
+    workers = [lambda: Worker(sees_gpu=False) for _ in range(count)]
+    threads = in_background(without_gpu(), store, until, LIMIT_S, workers, measured)
     worker = Worker(sees_gpu=True, threads=2)
     try:
         measured_on(worker, store, until)
     finally:
         worker.close()
+        measured.set()
     for thread in threads:
         thread.join(max(1.0, until + 5.0 - time.monotonic()))
-    late = {"error": "no answer in time"}
+    late, not_asked = {"error": "no answer in time"}, {"error": "not asked at this batch: the time was up"}
     cases = [
         {
             **way.as_dict(),
             "samples": samples,
             "predicted": store.get(asked("predict", way, samples)) or late,
             "measured": store.get(asked("measure", way, samples)) or late,
-            "peers": store.get(asked("peers", way, samples)) or late,
+            "peers": store.get(asked("peers", way, samples)) or not_asked,
         }
         for way, samples in CASES
     ]

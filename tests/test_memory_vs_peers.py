@@ -6,6 +6,7 @@ import collections
 import importlib
 import json
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,12 +252,29 @@ def test_several_workers_answer_every_request_once(part: Any, tmp_path: Path) ->
     store = workers.Store(tmp_path / "rows.jsonl", "m")
     requests = [_request(samples) for samples in range(1, 31)]
     threads = workers.in_background(
-        requests, store, time.monotonic() + 60, {"predict": 5.0}, [lambda one=one: one for one in pool]
+        requests,
+        store,
+        time.monotonic() + 60,
+        {"predict": 5.0},
+        [lambda one=one: one for one in pool],
+        threading.Event(),
     )
     for thread in threads:
         thread.join(20)
     assert sorted(samples for one in pool for samples in one.asked) == list(range(1, 31))
     assert all(store.get(request) is not None for request in requests)
+
+
+def test_what_is_optional_is_left_out_once_there_is_enough(part: Any, tmp_path: Path) -> None:
+    workers, asked, enough = part("workers"), Counting(), threading.Event()
+    store = workers.Store(tmp_path / "rows.jsonl", "m")
+    requests = [_request(1), {**_request(2), "optional": True}, _request(3)]
+    enough.set()
+    for thread in workers.in_background(
+        requests, store, time.monotonic() + 60, {"predict": 5.0}, [lambda: asked], enough
+    ):
+        thread.join(20)
+    assert asked.asked == [1, 3]
 
 
 def test_a_prediction_comes_from_a_process_without_a_gpu_and_a_failing_case_is_a_row(part: Any) -> None:
@@ -326,3 +344,53 @@ def test_each_search_tried_its_answer_the_next_and_the_predicted_one(recorded: r
         tried, best = dict(map(tuple, row["found"]["tried"])), row["found"]["microbatch"]
         assert (tried[best], tried[best + 1]) == (True, False)
         assert row["predicted"]["microbatch"] in tried
+
+
+def _steps(limit: int, error: Exception) -> Any:
+    def run(way: Any, samples: int) -> None:
+        if samples > limit:
+            raise error
+
+    return run
+
+
+@pytest.fixture
+def measuring(part: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Give the measuring module with a device that has no memory of its own."""
+    import torch
+
+    module = part("measuring")
+    monkeypatch.setattr(module, "clean", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: type("P", (), {"total_memory": 96e9}))
+    fractions: list[float] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
+    module.fractions = fractions
+    return module
+
+
+def test_the_largest_that_runs_is_found_under_the_cap_and_the_cap_is_lifted(
+    part: Any, measuring: Any
+) -> None:
+    import torch
+
+    way = part("cases").WAYS["mlp"][0]
+    measuring.steps = _steps(93, torch.cuda.OutOfMemoryError("no"))
+    found = measuring.largest(way, [[10, 3_000_000_000], [20, 5_000_000_000]], also=[97, 93])
+    assert found["microbatch"] == 93
+    tried = dict(map(tuple, found["tried"]))
+    assert (tried[93], tried[94], tried[97]) == (True, False, False)
+    assert found["refused"]["97"] == "allocator"
+    assert measuring.fractions[:2] == [0.25, 1.0]
+    assert measuring.fractions[-1] == 1.0
+
+
+def test_a_convolution_without_an_engine_is_out_of_memory_and_another_error_is_none(
+    part: Any, measuring: Any
+) -> None:
+    way = part("cases").WAYS["unet"][0]
+    measuring.steps = _steps(0, RuntimeError("FIND was unable to find an engine to execute this computation"))
+    assert measuring.refusal(way, 1, 24_000_000_000) == "cuDNN: no engine left"
+    measuring.steps = _steps(0, RuntimeError("shapes do not agree"))
+    with pytest.raises(RuntimeError, match="do not agree"):
+        measuring.refusal(way, 1, 24_000_000_000)
+    assert measuring.fractions[-1] == 1.0

@@ -105,8 +105,12 @@ def capped(limit_bytes: int) -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def runs(way: Way, samples: int, limit_bytes: int) -> bool:
-    """Say whether the steps run under the cap, from an empty allocator.
+# cuDNN tries its engines one by one, and passes over those whose workspace the allocator refuses.
+NO_ENGINE_LEFT = "unable to find an engine"
+
+
+def refusal(way: Way, samples: int, limit_bytes: int) -> str:
+    """Run the steps under the cap, from an empty allocator, and give what refused them; "" where they ran.
 
     Parameters
     ----------
@@ -114,17 +118,25 @@ def runs(way: Way, samples: int, limit_bytes: int) -> bool:
         The case.
     limit_bytes
         The cap.
+
+    Raises
+    ------
+    RuntimeError
+        They failed for another reason than memory.
     """
     clean()
+    why = ""
     try:
         with capped(limit_bytes):
             steps(way, samples)
     except torch.cuda.OutOfMemoryError:
-        did = False
-    else:
-        did = True
-    clean()  # after the except block, whose traceback holds the frame's tensors
-    return did
+        why = "allocator"
+    except RuntimeError as error:
+        if NO_ENGINE_LEFT not in str(error):
+            raise
+        why = "cuDNN: no engine left"
+    clean()  # after the except blocks, whose tracebacks hold the frame's tensors
+    return why
 
 
 def largest(
@@ -146,17 +158,17 @@ def largest(
     Returns
     -------
     dict
-        ``microbatch``, and ``tried``: [microbatch, whether it ran].
+        ``microbatch``; ``tried``: [microbatch, whether it ran]; ``refused``: what refused, by microbatch.
     """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     begun = time.perf_counter()
     (least, low), (more, high) = peaks
-    tried: dict[int, bool] = {}
+    refused: dict[int, str] = {}
 
     def fits(samples: int) -> bool:
-        if samples not in tried:
-            tried[samples] = runs(way, samples, limit_bytes)
-        return tried[samples]
+        if samples not in refused:
+            refused[samples] = refusal(way, samples, limit_bytes)
+        return not refused[samples]
 
     # Reserved runs some percent above allocated: begin a little below what allocated alone would let through.
     best = boundary(fits, int((more + (limit_bytes - high) * (more - least) / (high - low)) * 0.97))
@@ -164,6 +176,7 @@ def largest(
         fits(samples)
     return {
         "microbatch": best,
-        "tried": [[samples, ran] for samples, ran in sorted(tried.items())],
+        "tried": [[samples, not why] for samples, why in sorted(refused.items())],
+        "refused": {str(samples): why for samples, why in sorted(refused.items()) if why},
         "seconds": time.perf_counter() - begun,
     }

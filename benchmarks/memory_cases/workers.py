@@ -183,6 +183,7 @@ def in_background(
     until: float,
     limits_s: Mapping[str, float],
     make_workers: list[Callable[[], Any]],
+    enough: threading.Event,
 ) -> list[threading.Thread]:
     """Have the requests answered by several workers, in their order; join the threads to wait for all.
 
@@ -198,6 +199,8 @@ def in_background(
         The longest for a request, by what it asks to ``do``.
     make_workers
         One function a worker.
+    enough
+        Once it is set, requests that are marked ``optional`` are no longer asked.
     """
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     for request in requests:
@@ -208,6 +211,8 @@ def in_background(
         try:
             while True:
                 request = waiting.get_nowait()
+                if request.get("optional") and enough.is_set():
+                    continue
                 found = answered(worker, store, request, until, limits_s[request["do"]])
                 if store.get(request) is None:
                     store.put(request, found)
