@@ -33,6 +33,7 @@ class Card:
             "memory_allocated": lambda _device=None: self.allocated,
             "memory_reserved": lambda _device=None: self.allocated + self.cached,
             "empty_cache": self.empty,
+            "synchronize": lambda: None,
             "set_per_process_memory_fraction": self.set,
             "get_per_process_memory_fraction": self.fractions.__getitem__,
         }

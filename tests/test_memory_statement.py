@@ -132,6 +132,10 @@ def test_where_stacks_were_recorded_blocks_are_named_by_the_readers_line() -> No
     ]
     found = MemoryStatement.from_segments([segment(0, (512, 500, LIVE), (512, 100, LIVE), frames=frames)])
     assert found.largest == (("net.py:30 in forward", 2, 600),)
+    later = MemoryStatement.from_segments(
+        [segment(0, (512, 500, LIVE), frames=frames), segment(2**30, (2**20, 2**20, LIVE))]
+    )
+    assert later.largest[0] == ("1.05 MB each, by no line of Python", 1, 2**20)  # the backward pass runs none
 
 
 def test_a_request_that_fits_by_what_is_allocated_fails_for_fragmentation() -> None:
@@ -219,7 +223,7 @@ def test_an_address_that_is_two_things_is_the_one_that_stays(monkeypatch: pytest
 @pytest.fixture
 def no_card(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Let attempts run without a device; give what was called."""
-    state: dict[str, Any] = {"emptied": 0, "history": [], "on": False}
+    state: dict[str, Any] = {"emptied": 0, "cleared": 0, "history": [], "on": False}
     monkeypatch.setattr(memory_statement, "require_cuda", lambda _what: None)
     replaced = {
         "memory_allocated": lambda: 0,
@@ -230,6 +234,12 @@ def no_card(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         monkeypatch.setattr(torch.cuda, name, what)
     monkeypatch.setattr(
         torch.cuda.memory, "_record_memory_history", lambda *args, **_: state["history"].append(args[0])
+    )
+    monkeypatch.setattr(
+        torch._C,
+        "_cuda_clearCublasWorkspaces",
+        lambda: state.update(cleared=state["cleared"] + 1),
+        raising=False,
     )
     monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: state["on"], raising=False)
     return state
@@ -265,7 +275,7 @@ def test_after_a_failure_the_frames_hold_nothing_any_more(no_card: dict[str, Any
     done = attempt(outer)
     assert not done.fits
     assert [ref() for ref in watched] == [None, None]
-    assert no_card["emptied"] == 1
+    assert (no_card["emptied"], no_card["cleared"]) == (1, 1)
     assert no_card["history"] == ["state", None]
 
 

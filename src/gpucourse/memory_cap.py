@@ -19,7 +19,13 @@ from numbers import Real
 from typing import Any
 
 from gpucourse.environment import require_cuda
-from gpucourse.memory_statement import Attempt, MemoryStatement, NotOutOfMemoryError, attempt
+from gpucourse.memory_statement import (
+    Attempt,
+    MemoryStatement,
+    NotOutOfMemoryError,
+    attempt,
+    give_back_cache,
+)
 from gpucourse.units import GB, format_bytes
 from gpucourse.work import short
 
@@ -190,7 +196,7 @@ def _set(torch: Any, limit: int, total: int, index: int) -> None:
 
 def _refuse_less_than_used(torch: Any, limit: int, index: int) -> None:
     if torch.cuda.memory_reserved(index) > limit:
-        torch.cuda.empty_cache()
+        give_back_cache(torch)
     allocated, reserved = torch.cuda.memory_allocated(index), torch.cuda.memory_reserved(index)
     if reserved <= limit:
         return

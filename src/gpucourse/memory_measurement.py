@@ -31,6 +31,7 @@ from gpucourse.environment import Environment, require_cuda
 from gpucourse.live_memory import storages_of
 from gpucourse.measured_roof import tf32_products
 from gpucourse.measured_run import INIT_SCALE, Run
+from gpucourse.memory_statement import give_back_cache
 from gpucourse.placed_model import samples, tensors
 from gpucourse.recorded_steps import MeasuredPeak, RecordedSteps, Seen
 from gpucourse.step_comparison import Comparison, ComparisonError, compare
@@ -362,7 +363,7 @@ def measure_step_memory(
 
     begun = time.perf_counter()
     torch.cuda.init()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    _give_back(torch)
+    give_back_cache(torch)
     other_bytes, other_reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     notes = []
     if other_bytes:
@@ -395,7 +396,7 @@ def measure_step_memory(
         traceback.clear_frames(error.__traceback__)
         raise
     finally:
-        _give_back(torch)
+        give_back_cache(torch)
     if any(t.device.type == "meta" for t in tensors(batch)):
         notes.append("the batch had no data: normal random numbers, and zeros for integers, stood for it")
     if about["skipped"]:
@@ -452,13 +453,6 @@ def _check(precision: object, counts: Mapping[str, object], compile: object, cli
         raise TypeError(f"clip_norm is {clip_norm!r}; wanted a number, or None for no clipping")
     if not clip_norm > 0:
         raise ValueError(f"clip_norm is {clip_norm}; wanted a number above 0, or None for no clipping")
-
-
-def _give_back(torch: Any) -> None:
-    gc.collect()
-    torch.cuda.synchronize()
-    _clear_workspaces(torch)
-    torch.cuda.empty_cache()
 
 
 def _clear_workspaces(torch: Any) -> None:

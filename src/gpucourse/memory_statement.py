@@ -32,7 +32,14 @@ from gpucourse.units import GIB, format_bytes
 if TYPE_CHECKING:
     pass
 
-__all__ = ["Attempt", "MemoryStatement", "NotOutOfMemoryError", "attempt", "figures_in"]
+__all__ = [
+    "Attempt",
+    "MemoryStatement",
+    "NotOutOfMemoryError",
+    "attempt",
+    "figures_in",
+    "give_back_cache",
+]
 
 REST = "activations and temporaries"  # where model and optimizer are known
 UNKNOWN = "not told apart"  # where they are not
@@ -368,6 +375,7 @@ def _held(segments: list[Mapping[str, Any]], owners: Mapping[int, str]) -> dict[
     lines: dict[str, int] = dict.fromkeys((*order, rest, "rounding") if owners else (rest, "rounding"), 0)
     groups: dict[str, list[int]] = {}
     free = []
+    traced = any(block.get("frames") for segment in segments for block in segment["blocks"])
     for segment in segments:
         address = int(segment["address"])
         for block in segment["blocks"]:
@@ -382,7 +390,7 @@ def _held(segments: list[Mapping[str, Any]], owners: Mapping[int, str]) -> dict[
             lines[role] += asked
             lines["rounding"] += size - asked
             if role == rest:
-                groups.setdefault(_label(block, asked), []).append(asked)
+                groups.setdefault(_label(block, asked, traced), []).append(asked)
     largest = sorted(((what, len(n), sum(n)) for what, n in groups.items()), key=lambda group: -group[2])
     return {
         "lines": lines,
@@ -392,13 +400,14 @@ def _held(segments: list[Mapping[str, Any]], owners: Mapping[int, str]) -> dict[
     }
 
 
-def _label(block: Mapping[str, Any], asked: int) -> str:
+def _label(block: Mapping[str, Any], asked: int, traced: bool) -> str:
     """Name a block by the line that allocated it, or by its size where no stack was recorded."""
     for frame in block.get("frames") or ():
         name = str(frame["filename"]).replace("\\", "/")
         if "/torch/" not in name and not name.startswith("<") and not name.endswith("memory_statement.py"):
             return f"{name.rpartition('/')[2]}:{frame['line']} in {frame['name']}"
-    return f"{format_bytes(asked)} each"
+    # The backward pass allocates on a thread that runs no Python.
+    return f"{format_bytes(asked)} each" + (", by no line of Python" if traced else "")
 
 
 # --------------------------------------------------------------------------------------------- a step that may fail
@@ -415,7 +424,7 @@ class Attempt:
     statement
         What the allocator held when it failed; None where it did not.
     left_bytes
-        What was allocated afterwards beyond what was before.
+        What was allocated afterwards beyond what was before; 0 where it was less.
     gradients_dropped
         Whether gradients that the failed call had begun were set to None.
     """
@@ -483,9 +492,10 @@ def attempt(
     """Run a step that may run out of memory; if it does, say what lived, and free it.
 
     Other errors go through. After a failure the tensors of the failed frames are let go and the allocator's cache is
-    emptied, so that a smaller step can follow. Where `model` is given, gradients that were None before are None again:
-    the failed backward pass made some of them, and the next one would add to these. Gradients that were there before
-    are left as they are, with what the failed pass added, and an optimizer's step that failed half way stays half done.
+    emptied, cuBLAS's workspaces included, so that a smaller step can follow. Where `model` is given, gradients that
+    were None before are None again: the failed backward pass made some of them, and the next one would add to these.
+    Gradients that were there before are left as they are, with what the failed pass added, and an optimizer's step
+    that failed half way stays half done.
 
     Parameters
     ----------
@@ -535,19 +545,36 @@ def attempt(
         finally:
             _Watch.open.remove(watch)
     if statement is None:
-        return Attempt(value=value, left_bytes=torch.cuda.memory_allocated() - before)
+        return Attempt(value=value, left_bytes=max(0, torch.cuda.memory_allocated() - before))
     dropped = False
     for parameter in parameters:
         dropped |= parameter.grad is not None
         parameter.grad = None
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
+    give_back_cache(torch)
     return Attempt(
         statement=statement,
-        left_bytes=torch.cuda.memory_allocated() - before,
+        left_bytes=max(0, torch.cuda.memory_allocated() - before),
         gradients_dropped=dropped,
     )
+
+
+def give_back_cache(torch: Any) -> None:
+    """Give back to the driver all in which no tensor lives.
+
+    cuBLAS's workspaces are among it: one of 32 MiB that was cut from a segment of gigabytes keeps all of that
+    reserved. They are made anew at the next product.
+
+    Parameters
+    ----------
+    torch
+        The module.
+    """
+    gc.collect()
+    torch.cuda.synchronize()
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+    torch.cuda.empty_cache()
 
 
 @contextmanager

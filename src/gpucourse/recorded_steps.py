@@ -273,13 +273,14 @@ def _live_after(history: AllocatorHistory, at: int) -> set[int]:
 
 
 def _code(frames: Sequence[Mapping[str, Any]]) -> str:
-    """Name the innermost line that is neither torch's nor the measurement's own."""
+    """Name the innermost line of the reader's; where there is none, torch's own that allocated."""
     own = ("gpucourse/memory_measurement.py", "gpucourse/measured_run.py")
     for frame in frames:
         name = str(frame["filename"]).replace("\\", "/")
-        if "/torch/" in name or name.endswith(own) or name.startswith("<"):
-            continue
-        return f"{name.rpartition('/')[2]}:{frame['line']} in {frame['name']}"
+        if name.endswith(own):  # what called the measurement is none of the step's
+            break
+        if "/torch/" not in name and not name.startswith("<"):
+            return f"{name.rpartition('/')[2]}:{frame['line']} in {frame['name']}"
     if frames:
         frame = frames[0]
         name = str(frame["filename"]).replace("\\", "/")

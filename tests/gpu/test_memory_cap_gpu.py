@@ -68,6 +68,16 @@ def test_a_cap_above_the_card_or_below_what_is_held_is_refused():
         assert cap.limit_bytes == GB // 5
 
 
+def test_a_workspace_in_a_large_segment_is_no_hindrance():
+    large = torch.empty(GB, dtype=torch.uint8, device="cuda")
+    del large
+    a = torch.randn(64, 64, device="cuda")
+    a @ a  # its workspace is cut from the large segment
+    del a
+    with cap_memory(0.2) as cap:
+        assert cap.limit_bytes == GB // 5
+
+
 def net():
     return nn.Sequential(*(nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()) for _ in range(20))).cuda()
 
@@ -95,7 +105,8 @@ def test_a_step_under_a_cap_says_what_lived_and_frees_it():
         assert found.lines["optimizer"] == 2 * found.lines["parameters"]
         assert "test_memory_cap_gpu.py" in found.largest[0][0]
         assert MemoryStatement.from_dict(json.loads(json.dumps(found.as_dict()))) == found
-        assert failed.left_bytes == torch.cuda.memory_allocated() - before == 0
+        assert failed.left_bytes == 0
+        assert torch.cuda.memory_allocated() <= before
         assert attempt(lambda: step(256), model=model, optimizer=optimizer).fits
 
 
@@ -115,8 +126,7 @@ def test_a_backward_pass_that_fails_leaves_no_gradient_to_add_to():
         failed = attempt(step, model=model)
     assert failed.statement is not None
     assert all(p.grad is None for p in model.parameters())
-    # The product's workspaces stay for good.
-    assert torch.cuda.memory_allocated() - before < 100e6
+    assert torch.cuda.memory_allocated() <= before
 
 
 def test_an_error_that_was_caught_gives_the_messages_figures():
