@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from gpucourse.allocator import CachingAllocator
+from gpucourse.scratch import Card, scratch_bytes
 
 __all__ = ["Moment", "Role", "StorageTrace", "Tracer", "is_dense"]
 
@@ -222,18 +223,23 @@ class Tracer:
     workspace_bytes
         What the first matrix product of each of the two host threads, the program's and the backward pass's,
         makes the library allocate for good.
+    card
+        What of the GPU decides how much scratch memory its kernels take; an H200 by default.
 
     Attributes
     ----------
     trace
         What was seen so far.
+    card
+        As given.
     mode
         The dispatch mode to enter.
     """
 
-    def __init__(self, device: Any, *, workspace_bytes: int) -> None:
+    def __init__(self, device: Any, *, workspace_bytes: int, card: Card | None = None) -> None:
         self.trace = StorageTrace()
         self.step, self.phase = 0, "setup"
+        self.card = Card() if card is None else card
         self._device = device
         self._workspace_bytes = workspace_bytes
         self._threads: set[bool] = set()
@@ -366,24 +372,6 @@ _PRODUCTS = frozenset(
 )
 
 
-def _taken_inside(operator: str, args: tuple[Any, ...]) -> int:
-    """Count what an operator's CUDA kernel takes and gives back while it runs, beyond what it returns.
-
-    Attention's backward passes, from ``aten/src/ATen/native/transformers/cuda``: flash sums the gradient of the
-    query in fp32 over rows padded to 128 and a width padded to 32, with one number a row
-    (``flash_attn/flash_api.cpp``); the memory-efficient one writes the product of output and its gradient, in
-    fp32, to sum it over the width (``attention_backward.cu``).
-    """
-    if operator == "aten._scaled_dot_product_flash_attention_backward":
-        batch, heads, rows, width = args[1].shape
-        padded = -(-rows // 128) * 128
-        return int(batch * heads * padded * (-(-width // 32) * 32 + 1) * 4)
-    if operator == "aten._scaled_dot_product_efficient_attention_backward":
-        batch, heads, rows, width = args[3].shape  # the value: the output has its width
-        return int(batch * heads * args[1].shape[2] * (width + 1) * 4)
-    return 0
-
-
 def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
     """Say whether a tensor's elements fill their stretch of memory, each once, in whatever order of the axes.
 
@@ -461,7 +449,7 @@ def _mode_class() -> Any:
                 if func is value_of and tracer.phase == "optimizer":
                     return 1.0  # an optimizer asks for its count of steps and the like, and no shape depends on it
                 raise
-            inside = _taken_inside(operator, args)
+            inside = scratch_bytes(operator, args, tracer.card)
             role: Role = "temporaries"
             if func is casts and tracer.role(args[0]) == "parameters":
                 role = "casts"  # autocast's copy of a weight in a smaller dtype
