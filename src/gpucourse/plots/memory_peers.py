@@ -247,7 +247,7 @@ def cases(source: Recording) -> plots.Table:
             "Predicted, GB",
             "Miss",
             "Reserved, GB",
-            "Miss",
+            "Reserved miss",
             *PEERS,
             "Predicted in, s",
         ),
