@@ -19,6 +19,7 @@ from gpucourse.memory_measurement import HistoryError, MeasuredStep, compare, me
 from gpucourse.recorded_steps import RecordedSteps, Seen
 from gpucourse.step_errors import BatchError, ModelError, StepFailedError
 from gpucourse.step_memory import predict_step_memory
+from gpucourse.storage_trace import Tracer
 from tests.fake_allocator import FakeDevice, fake_device
 
 B = 4096
@@ -38,6 +39,8 @@ def shape(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    # The predictor knows what CUDA's kernels take and give back while they run; those of the CPU take nothing.
+    monkeypatch.setattr(Tracer, "inside", lambda *_: None)
     return fake_device(monkeypatch)
 
 
@@ -327,6 +330,7 @@ MARKS = [
     ("left", 2, 1),
     ("1 backward", 2, 1),
     ("1 optimizer", 4, 1),
+    ("over", 4, 1),
     ("workspaces", 4, 1),
     ("end", 4, 2),
 ]
@@ -367,12 +371,30 @@ def test_the_peak_is_where_the_allocators_count_is_highest_and_its_line_of_code_
             ("1 forward", 0, 0),
             ("1 backward", 1, 0),
             ("1 optimizer", 1, 1),
+            ("over", 1, 1),
             ("workspaces", 1, 1),
             ("end", 1, 1),
         ],
         history_of(("alloc", 0, 300, "/home/me/net.py"), ("free_requested", 0, 0)),
     ).peaks([512])
     assert (first.code, first.lines["rounding"]) == ("net.py:7 in f", 212)
+
+
+def test_the_timeline_begins_with_what_the_first_step_finds_and_ends_with_the_last_step(
+    real: dict[str, Any],
+) -> None:
+    trial = history_of(("alloc", 2**20, 100), ("free_requested", 2**20, 0), ("free_completed", 2**20, 0))
+    shifted = [(name, a + 1, f + 1) for name, a, f in MARKS]
+    trace = steps_of(shifted, trial + EVENTS[1:]).storage_trace()  # a compiler's trial before the step
+    assert (trace.sizes, trace.events) == ([512, 1024, 1536, 512], [0, 1, -2, 2, 3])
+    steps = RecordedSteps(Seen(**real["seen"]), real["events"])
+    last = steps.storage_trace().timeline(1000)[-1]
+    # The model and its optimizer's state live on after the last step; only then are they dropped.
+    assert last[:2] == (2, "optimizer")
+    assert {k: n for k, n in last[2].items() if n and k not in ("workspaces", "inputs")} == {
+        "parameters": 870_840,
+        "optimizer": 1_741_680,
+    }
 
 
 def test_where_no_line_is_the_readers_torchs_own_is_named_and_never_the_caller_of_the_measurement() -> None:

@@ -92,6 +92,7 @@ class Run:
             self.step(step, placed, on_device, loss, updates)
             self.allocated.append(torch.cuda.max_memory_allocated())
             self.reserved.append(torch.cuda.max_memory_reserved())
+        self.recorder.mark("over")
         parameters = list(placed.parameters())
         return {
             "model": name,

@@ -91,7 +91,8 @@ class RecordedSteps:
     ----------
     seen
         What was noted meanwhile: "N forward", "leaving" (autocast's context is about to be left), "left",
-        "N backward" for each microbatch, "N optimizer", then "workspaces" and "end" around clearing these.
+        "N backward" for each microbatch, "N optimizer"; "over" after the last step, "workspaces" and "end" around
+        clearing these.
     trace
         The device's events, which may begin before those that were noted.
 
@@ -115,7 +116,7 @@ class RecordedSteps:
             self.history, marks, [(self._position(seen, a, f), at, role) for a, f, at, role in seen.addresses]
         )
         self._phases = [(at, *_phase(name)) for name, at in marks if name[0].isdigit()]
-        self._end = next(at for name, at in marks if name == "workspaces")
+        self._end = next(at for name, at in marks if name == "over")
 
     def _position(self, seen: Seen, allocated: int, freed: int) -> int:
         return self.history.position(allocated - seen.base[0], freed - seen.base[1])
@@ -168,20 +169,25 @@ class RecordedSteps:
 
     def storage_trace(self) -> StorageTrace:
         """Write the history as a prediction's trace is written, without what was there before."""
-        skip = self.history.before
+        history, start = self.history, self._phases[0][0]
+        gone = {-1 - event for event in history.events[:start] if event < 0}
+        gone.update(range(history.before))
+        # What came and went before the first step, such as a compiler's trials, is none of the steps'.
+        kept = [number for number in range(len(history.blocks)) if number not in gone]
+        new = {number: place for place, number in enumerate(kept)}
         trace = StorageTrace(
-            sizes=[block.requested_bytes for block in self.history.blocks[skip:]],
-            roles=list(self.roles[skip:]),
+            sizes=[history.blocks[number].requested_bytes for number in kept],
+            roles=[self.roles[number] for number in kept],
         )
         phase_at = 0
-        for at, event in enumerate(self.history.events[: self._end]):
+        for at, event in enumerate(history.events[: self._end]):
             while phase_at < len(self._phases) and self._phases[phase_at][0] <= at:
                 _, step, phase = self._phases[phase_at]
                 trace.marks.append((len(trace.events), step, phase, ""))
                 phase_at += 1
-            number = event if event >= 0 else -1 - event
-            if number >= skip:
-                trace.events.append(number - skip if event >= 0 else -1 - (number - skip))
+            place = new.get(event if event >= 0 else -1 - event)
+            if place is not None:
+                trace.events.append(place if event >= 0 else -1 - place)
         return trace
 
 

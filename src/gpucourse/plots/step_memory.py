@@ -33,6 +33,7 @@ _STACK = {
     "temporaries": (plots.PURPLE, 0.4),
 }
 _THIN = 0.004  # of the peak: thinner lines are drawn together
+_LETTER = 0.018  # of the picture's width that a letter needs
 _TEXT = 0.075  # of the picture's height that a label needs
 
 
@@ -95,7 +96,7 @@ def over_step(
     ax.set_ylim(0, top)
     _name_bands(ax, bands, top)
     _mark_phases(ax, [phase for _, phase, _ in drawn], top)
-    ax.set_xlim(0, max(1, len(drawn) - 1))
+    ax.set_xlim(0, len(drawn))
     ax.set_xticks([])
     ax.set_xlabel("allocations and frees, in their order")
     ax.set_ylabel("live, GB")
@@ -147,32 +148,45 @@ def _stack(ax: Axes, bands: Mapping[str, Sequence[float]]) -> None:
     for name, values in bands.items():
         colour, alpha = _STACK.get(name, (plots.GREY, 0.8))
         above = [a + b for a, b in zip(below, values, strict=True)]
-        ax.fill_between(range(len(values)), below, above, color=colour, alpha=alpha, linewidth=0, step="post")
+        ax.fill_between(
+            range(len(values) + 1),  # each instant is as wide as the others, the last one, too
+            [*below, below[-1]],
+            [*above, above[-1]],
+            color=colour,
+            alpha=alpha,
+            linewidth=0,
+            step="post",
+        )
         below = above
 
 
 def _name_bands(ax: Axes, bands: Mapping[str, Sequence[float]], top: float) -> None:
     """Write each band's name into it where it is high enough, or else beside the picture, in the bands' order."""
     below = [0.0] * len(next(iter(bands.values())))
-    beside: list[tuple[float, int, str]] = []
+    beside: list[tuple[float, float, str]] = []
     for name, values in bands.items():
         first, end = _longest_run(values, _TEXT * top)
-        if end - first > 0.02 * len(values) * len(name):
-            middle = (first + end) // 2
+        if end - first > _LETTER * len(values) * len(name):
+            inside = (first + end) // 2
             ax.text(
-                middle, below[middle] + values[middle] / 2, name, ha="center", va="center", color=plots.INK
+                (first + end) / 2,
+                below[inside] + values[inside] / 2,
+                name,
+                ha="center",
+                va="center",
+                color=plots.INK,
             )
         else:
             # Led to where the band is still well seen, as far to the right as that is.
             at = max(k for k, value in enumerate(values) if value > max(values) / 3)
-            beside.append((below[at] + values[at] / 2, at, name))
+            beside.append((below[at] + values[at] / 2, at + 0.5, name))
         below = [a + b for a, b in zip(below, values, strict=True)]
     height = -1.0
-    for middle_gb, at, name in sorted(beside):
+    for middle_gb, instant, name in sorted(beside):
         height = max(middle_gb, height + _TEXT * top)
         ax.annotate(
             name,
-            (at, middle_gb),
+            (instant, middle_gb),
             (1.02, height / top),
             textcoords="axes fraction",
             va="center",
@@ -199,7 +213,7 @@ def _mark_phases(ax: Axes, phases: Sequence[str], top: float) -> None:
         if begun:
             ax.axvline(begun, color=plots.GREY, linewidth=0.8)
         # A phase of a few instants has no room for its name; the table has it.
-        if k - begun > 0.012 * len(phases) * len(phases[begun]):
+        if k - begun > _LETTER * len(phases) * len(phases[begun]):
             ax.text((begun + k) / 2, 0.985 * top, phases[begun], ha="center", va="top", color=plots.INK)
         begun = k
 
