@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __all__ = ["Card", "reduction_bytes", "scratch_bytes"]
@@ -34,8 +34,8 @@ class Card:
     threads: int = 2048
 
 
-def scratch_bytes(operator: str, args: tuple[Any, ...], card: Card) -> int:
-    """Count what an operator takes and gives back, in bytes.
+def scratch_bytes(operator: str, args: tuple[Any, ...], card: Card) -> int | tuple[int, ...]:
+    """Count what an operator takes and gives back, in bytes; one number for each result where it works on one by one.
 
     Parameters
     ----------
@@ -128,12 +128,13 @@ def _output_bytes(args: tuple[Any, ...]) -> int:
     return int(x.shape[0] * channels * places * x.element_size())
 
 
-def _convolution_backward(args: tuple[Any, ...], _: Card) -> int:
-    """Copy both tensors for the gradient of the weight, whatever the size of its filter."""
+def _convolution_backward(args: tuple[Any, ...], _: Card) -> int | tuple[int, ...]:
+    """Copy for the gradient of the input as forward, and for the weight's whatever the size of the filter."""
     grad, x, weight, groups = args[0], args[1], args[2], args[9]
     if not _goes_to_tensor_cores(x, weight, groups):
         return 0
-    return _copies((grad, x, weight))
+    copies = _copies((grad, x, weight))
+    return (copies if math.prod(weight.shape[2:]) > 1 else 0, copies)
 
 
 # ----------------------------------------------------------------------------------------------------- reductions
@@ -212,7 +213,7 @@ def reduction_bytes(
     return max(itemsize, 4) * outputs * blocks * (1 if fastest else width * vector)
 
 
-_RULES = {
+_RULES: dict[str, Callable[[tuple[Any, ...], Card], int | tuple[int, ...]]] = {
     "aten._scaled_dot_product_flash_attention_backward": _flash_backward,
     "aten._scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "aten.convolution": _convolution,

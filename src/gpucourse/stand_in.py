@@ -74,6 +74,7 @@ def stand_in() -> Iterator[Any]:
         change(_foreach_utils, "_foreach_supported_types", types)
         # A checkpoint saves the state of autocast for the device that it takes for the default one.
         change(DefaultDeviceType, "_default_device_type", "cuda")
+        stack.enter_context(_kernels_known())
         stack.enter_context(cuda_autocast(device()))
         # Inside a function of torch.nn.functional the mode below is off, but its names are looked up here.
         change(torch.nn.functional, "scaled_dot_product_attention", _attention)
@@ -89,6 +90,32 @@ def stand_in() -> Iterator[Any]:
         stack.enter_context(mode)
         stack.enter_context(_operators()())
         yield mode
+
+
+@contextlib.contextmanager
+def _kernels_known() -> Iterator[None]:
+    """Say that CUDA has kernels of its own for operators that torch otherwise takes apart.
+
+    A build without CUDA knows of none, and where the host has a kernel and CUDA seems to have none, the formula in
+    smaller operators is used: the backward pass of SiLU is such a one, with five temporaries instead of none.
+    """
+    import torch
+
+    known: Any = torch._C._dispatch_get_registrations_for_dispatch_key
+    taken_apart = set(known("CPU")) & set(known("CompositeImplicitAutograd")) - set(known("CUDA"))
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError("a kernel of CUDA was asked for, where tensors have no data")
+
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        for name in taken_apart:
+            space, _, name = name.partition("::")
+            if space == "aten":
+                library.impl(name, never, "CUDA")  # type: ignore[no-untyped-call]
+        yield
+    finally:
+        library._destroy()  # type: ignore[no-untyped-call]
 
 
 def _changed(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:

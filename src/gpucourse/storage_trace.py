@@ -330,8 +330,9 @@ class Tracer:
         nbytes
             How much.
         """
-        number = self._allocate(nbytes, "temporaries")
-        self.trace.events.append(-1 - number)
+        if nbytes:
+            number = self._allocate(nbytes, "temporaries")
+            self.trace.events.append(-1 - number)
 
     def _allocate(self, nbytes: int, role: Role) -> int:
         trace = self.trace
@@ -455,14 +456,18 @@ def _mode_class() -> Any:
                 role = "casts"  # autocast's copy of a weight in a smaller dtype
             elif torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
                 role = "recomputed"  # a backward pass itself runs without gradients of its own
+            one_by_one = iter(inside if isinstance(inside, tuple) else ())
             waiting = [made]
             while waiting:
                 value = waiting.pop()
                 if isinstance(value, torch.Tensor):
                     tracer.see(value, role)
+                    tracer.inside(next(one_by_one, 0))
                 elif isinstance(value, (tuple, list)):
                     waiting += reversed(value)
-            if inside:
+                else:  # no gradient was asked for
+                    next(one_by_one, 0)
+            if isinstance(inside, int):
                 tracer.inside(inside)
             return made
 
