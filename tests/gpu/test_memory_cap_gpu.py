@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 
 import pytest
@@ -12,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from gpucourse.memory_cap import CapError, MemoryStatement, attempt, cap_memory  # noqa: E402
+from gpucourse.memory_statement import give_back_cache  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -20,8 +20,7 @@ GB = 10**9
 
 @pytest.fixture(autouse=True)
 def clean():
-    gc.collect()
-    torch.cuda.empty_cache()
+    give_back_cache(torch)
     yield
     assert torch.cuda.get_per_process_memory_fraction() == 1.0
     assert not torch._C._cuda_isHistoryEnabled()
@@ -33,7 +32,7 @@ def limit():
 
 def test_the_allocator_stops_at_the_cap_and_not_before():
     with cap_memory(1.0):
-        torch.empty(GB - 2 * 2**20, dtype=torch.uint8, device="cuda")
+        torch.empty(GB - 16 * 2**20, dtype=torch.uint8, device="cuda")
         torch.cuda.empty_cache()
         with pytest.raises(torch.OutOfMemoryError, match="allowed"):
             torch.empty(GB + 1, dtype=torch.uint8, device="cuda")
