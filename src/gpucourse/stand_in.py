@@ -206,6 +206,8 @@ def _from_values(make: Callable[..., Any], data: Any, *args: Any, **kwargs: Any)
     if where is None or torch.device(where) == made.device:
         return made
     learns = made.requires_grad
+    if made.numel() == 0:  # moving nothing leaves it where it is
+        return torch.empty(made.shape, dtype=made.dtype, device=where, requires_grad=learns)
     return made.detach().to(where).requires_grad_(learns)
 
 
