@@ -101,8 +101,8 @@ def night(source: Recording) -> plots.Chart:
         va="top",
         color=plots.INK,
     )
-    ax.plot(rows, [reserved / 1e9 for _, reserved in log], color=plots.GREY, drawstyle="steps-post")
-    ax.plot(rows, [allocated / 1e9 for allocated, _ in log], color=plots.BLUE, marker="o", markersize=3)
+    ax.plot(rows, [entry[1] / 1e9 for entry in log], color=plots.GREY, drawstyle="steps-post")
+    ax.plot(rows, [entry[0] / 1e9 for entry in log], color=plots.BLUE, marker="o", markersize=3)
     ax.axhline(flat / 1e9, color=plots.GREEN, lw=1.4)
     middle = len(log) // 2
     for text, value, below in (("reserved", log[middle][1], False), ("allocated", log[middle][0], True)):
