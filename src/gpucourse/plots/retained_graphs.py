@@ -101,7 +101,7 @@ def night(source: Recording) -> plots.Chart:
         va="top",
         color=plots.INK,
     )
-    ax.plot(rows, [entry[1] / 1e9 for entry in log], color=plots.GREY, drawstyle="steps-post")
+    ax.plot(rows, [entry[1] / 1e9 for entry in log], color=plots.GREY)
     ax.plot(rows, [entry[0] / 1e9 for entry in log], color=plots.BLUE, marker="o", markersize=3)
     ax.axhline(flat / 1e9, color=plots.GREEN, lw=1.4)
     middle = len(log) // 2
