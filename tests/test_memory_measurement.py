@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from gpucourse.step_memory import predict_step_memory
 from gpucourse.storage_trace import Tracer
 from tests.fake_allocator import FakeDevice, fake_device
 
-B = 4096
+B = 512
 
 
 def of_sum(model: nn.Module, *inputs: Tensor) -> Tensor:
@@ -35,6 +37,15 @@ def mlp() -> nn.Module:
 
 def shape(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(*size, dtype=dtype, device="meta")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> Iterator[None]:
+    """Set aside what the process holds already: each measurement collects garbage several times."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
@@ -209,7 +220,7 @@ def test_data_that_is_no_measurement_is_refused(
 def test_both_forms_of_a_measurement_say_what_it_is(device: FakeDevice) -> None:
     found = measure_step_memory(mlp, shape(B, 64), loss=of_sum, optimizer=sgd, accumulation=2)
     for text in (str(found), found._repr_html_()):
-        assert "Sequential, microbatch 4096 x 2, fp32, SGD" in text
+        assert f"Sequential, microbatch {B} x 2, fp32, SGD" in text
         assert "parameters" in text
         assert f"torch {torch.__version__}" in text
     assert "recomputed" not in str(found)  # it is 0
