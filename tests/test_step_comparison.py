@@ -53,7 +53,7 @@ def test_each_line_has_both_and_the_residual_is_measured_less_predicted() -> Non
     ]
     assert found.row("activations").residual_share == pytest.approx(-50 / 550)
     assert found.row("casts").cells() == ("casts", "0 B", "50.0 kB", "+50.0 kB", "+100.00 %")
-    assert found.row("activations").cells()[3:] == ("-50.0 kB", "−9.09 %")
+    assert found.row("activations").cells()[3:] == ("−50.0 kB", "−9.09 %")
     with pytest.raises(KeyError, match="no row 'weights'; there are parameters, activations"):
         found.row("weights")
 
@@ -61,7 +61,7 @@ def test_each_line_has_both_and_the_residual_is_measured_less_predicted() -> Non
 def test_a_line_that_only_the_prediction_has_has_no_share() -> None:
     found = compare(predicted(), measured(peaks=[peak({"parameters": 400_000})]))
     assert found.row("activations").residual_share is None
-    assert found.row("activations").cells()[3:] == ("-600.0 kB", "none measured")
+    assert found.row("activations").cells()[3:] == ("−600.0 kB", "none measured")
 
 
 @pytest.mark.parametrize(

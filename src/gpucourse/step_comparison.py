@@ -75,15 +75,21 @@ class ComparisonRow:
 
     def cells(self) -> tuple[str, str, str, str, str]:
         """Write the row: name, predicted, measured, residual in bytes and in per cent."""
-        share = self.residual_share
-        of = "" if not self.residual_bytes else "none measured" if share is None else f"{100 * share:+.2f} %"
+        share, left = self.residual_share, self.residual_bytes
+        of = (
+            "" if not left else "none measured" if share is None else f"{_sign(left)}{100 * abs(share):.2f} %"
+        )
         return (
             self.name,
             format_bytes(self.predicted_bytes),
             format_bytes(self.measured_bytes),
-            ("+" if self.residual_bytes > 0 else "") + format_bytes(self.residual_bytes),
-            of.replace("-", "\N{MINUS SIGN}"),
+            f"{_sign(left)}{format_bytes(abs(left))}",
+            of,
         )
+
+
+def _sign(number: int) -> str:
+    return "+" if number > 0 else "\N{MINUS SIGN}" if number < 0 else ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
