@@ -92,7 +92,7 @@ def waited_for(store, request, until):
     return found or {"error": "no answer in time"}
 
 
-@recorded(needs_gb=28)
+@recorded(needs_gb=28, pending="its run takes some five minutes on the device and is still to be made")
 def memory_vs_peers():
     """Predict, ask the peers, measure; see the module's docstring."""
     began = time.monotonic()
@@ -147,7 +147,7 @@ def memory_vs_peers():
 
 # %%
 found = memory_vs_peers()
-for table in (draw.goals(found), draw.searches(found), draw.cases(found)):
+for table in () if found.pending else (draw.goals(found), draw.searches(found), draw.cases(found)):
     print(table.caption)
     widths = [
         max(len(str(cell)) for cell in column) for column in zip(table.header, *table.rows, strict=True)
@@ -155,6 +155,6 @@ for table in (draw.goals(found), draw.searches(found), draw.cases(found)):
     for row in (table.header, *table.rows):
         print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     print()
-for reason in draw.reasons(found):
+for reason in () if found.pending else draw.reasons(found):
     print(reason)
 print(found.line())
