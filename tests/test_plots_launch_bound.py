@@ -229,3 +229,61 @@ def test_what_the_chapter_says_of_the_recorded_updates_holds() -> None:
     }
     assert (counts["aten::_fused_adamw_"], counts["aten::_foreach_add_"]) == (7, 2)
     assert sum(counts.values()) == fused["launches"]
+
+
+def test_one_addition_after_a_wait_shows_its_middle_half() -> None:
+    row = {"after": "a wait of 1 ms", "host_us": 21.46, "quartiles_us": [20.04, 23.96]}
+    table = draw.after_a_wait(_recording({"after": [row]}))
+    assert table.rows == (("a wait of 1 ms", "21.5", "20.0 to 24.0"),)
+
+
+def test_the_pair_ends_when_the_host_has_made_its_second_record() -> None:
+    hundred, sweep = load("hundred_additions"), load("chain_sweep")
+    launch_bound = [chain for chain in sweep["chains"] if chain["elements"] <= 2**22]
+    for call in (hundred["additions"], hundred["nothing"], *launch_bound):
+        assert call["elapsed_ms"] == pytest.approx(call["recorded_ms"], abs=1e-3)
+    records_ms = [chain["recorded_ms"] - chain["host_ms"] for chain in sweep["chains"][:9:2]]
+    assert records_ms[0] < records_ms[-2] < records_ms[-1]  # 1, 100 and 400 additions
+
+
+def test_the_single_addition_is_the_sweeps_worst_prediction_and_the_queue_is_not_to_blame() -> None:
+    ruler_us, sweep = load("hundred_additions")["nothing"]["elapsed_ms"] * 1e3, load("chain_sweep")
+    alone_us = {row["elements"]: row["device_ms"] * 1e3 for row in sweep["one"]}
+
+    def off(chain: dict[str, float], host_us: float) -> float:
+        count, kernel_us = chain["kernels"], alone_us[int(chain["elements"])]
+        said_us = max(count * host_us + ruler_us, host_us + count * kernel_us)
+        return chain["elapsed_ms"] * 1e3 / said_us - 1
+
+    missed = [off(chain, sweep["host_us"]) for chain in sweep["chains"]]
+    assert max(missed, key=abs) == missed[0] > 0.05
+    assert abs(off(sweep["chains"][0], sweep["chains"][0]["host_us"])) < 0.05
+
+
+def test_a_wait_makes_the_next_launch_dear_and_its_likes_before_it_hardly() -> None:
+    same, wait, others, both = (row["host_us"] for row in load("after_a_wait")["after"])
+    assert wait - same > 2 * (others - same) > 0
+    assert both - wait < 0.2 * (wait - same)
+    way = load("hundred_ways")["ways"][3]
+    assert way["way"] == "y + 100"
+    assert way["first_host_ms"] > 2 * way["host_ms"]
+
+
+def test_the_nights_step_is_its_hosts_up_to_four_rows_and_the_devices_with_sixteen() -> None:
+    night = load("night_launches")
+    full, half, *fused = night["steps"]
+    assert [step["rows"] for step in fused] == [1, 2, 4, 8, 16]
+    for step in (full, half, *fused[:3]):
+        assert step["elapsed_ms"] == pytest.approx(step["host_ms"], rel=0.02)
+    assert full["busy_ms"] < full["host_ms"] < 1.1 * full["busy_ms"]  # but only just
+    update = night["updates"]["for-loop"]
+    assert full["busy_ms"] - update["busy_ms"] > full["host_ms"] - update["host_ms"]  # until the update
+    assert half["elapsed_ms"] > full["elapsed_ms"]
+    one, _, four, eight, sixteen = fused
+    a_row_ms = (four["busy_ms"] - one["busy_ms"]) / 3
+    assert 7.5 < (four["host_ms"] - one["busy_ms"]) / a_row_ms + 1 < 8.5
+    assert sixteen["elapsed_ms"] == pytest.approx(one["busy_ms"] + 15 * a_row_ms, rel=0.06)
+    assert eight["elapsed_ms"] > 1.1 * max(eight["host_ms"], eight["busy_ms"])
+    assert sixteen["busy_ms"] > sixteen["host_ms"]
+    window = 12e9 / (8 * 3600)
+    assert max(sixteen["tokens_per_s"], night["graph"]["tokens_per_s"]) < window

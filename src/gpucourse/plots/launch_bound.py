@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gpucourse.recording import Recording
 
 __all__ = [
+    "after_a_wait",
     "by_elements",
     "by_kernels",
     "captures",
@@ -243,12 +244,12 @@ def by_kernels(source: Recording, predictions: Mapping[tuple[int, int], Mapping[
         xlabel="additions in the chain (1,024 elements)",
         caption=(
             "From one addition to four hundred. As launched, a long chain grows by a launch an addition, in a graph "
-            "by a short kernel; short chains lie far above the dashed prediction."
+            "by a short kernel; the shortest lie a little above the dashed prediction."
         ),
         alt=(
             "Line chart, both axes logarithmic: time against the number of additions. The curve as launched is "
             "the highest, the device's own and the graph's lie below it; the graph's is nearly level at first. "
-            "The dashed prediction meets the curve as launched at the long chains only."
+            "The dashed prediction lies on the curve as launched, a little below it at the short end."
         ),
     )
 
@@ -481,5 +482,24 @@ def steps(source: Recording) -> plots.Table:
         ("Rows", "Precision", "AdamW", "Launches", "Host", "Device busy", "Elapsed", "Tokens/s"),
         tuple(rows),
         caption="One training step of the night's model on rows of 1,024 tokens",
+        source=source,
+    )
+
+
+def after_a_wait(source: Recording) -> plots.Table:
+    """List what one addition costs the host, by what the host did just before it.
+
+    Parameters
+    ----------
+    source
+        The recording `after_a_wait`: rows with ``after`` and, in µs, ``host_us`` and ``quartiles_us``.
+    """
+    return plots.Table(
+        ("Just before it", "Host, µs", "Middle half, µs"),
+        tuple(
+            (row["after"], f"{row['host_us']:.1f}", "{:.1f} to {:.1f}".format(*row["quartiles_us"]))
+            for row in source["after"]
+        ),
+        caption="The host's time for one y + 1",
         source=source,
     )
