@@ -1,4 +1,4 @@
-"""The command ``gpucourse``: doctor, time, roofline and record."""
+"""The command ``gpucourse``: doctor, time, roofline, predict and record."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpucourse import __version__, recording
+from gpucourse.commands import predict as predict_command
 from gpucourse.commands import roofline as roofline_command
 from gpucourse.commands import time as time_command
 from gpucourse.environment import Environment, NoGPUError, _torch_state, require_cuda
@@ -20,8 +21,8 @@ __all__ = ["doctor_lines", "main"]
 
 BOOK_CAP_GB = 24
 DESCRIPTION = (
-    "Say what this machine can do, time a snippet of torch, measure this GPU's roofline, and record the book's "
-    "measurements."
+    "Say what this machine can do, time a snippet of torch, measure this GPU's roofline, predict a training step's "
+    "memory without a GPU, and record the book's measurements."
 )
 
 
@@ -157,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--check", action="store_true", help="only say which recordings are missing or broken"
     )
     record.set_defaults(run=_record)
+    predict_command.add(commands)
     roofline_command.add(commands)
     time_command.add(commands)
     try:

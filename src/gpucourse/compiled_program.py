@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import operator
 import os
@@ -30,7 +31,7 @@ from typing import Any
 
 from gpucourse.stand_in import device
 
-__all__ = ["CompilerError", "compiler_without_a_gpu", "compiling", "region"]
+__all__ = ["CompilerError", "collector_paused", "compiler_without_a_gpu", "compiling", "region"]
 
 
 class CompilerError(RuntimeError):
@@ -51,12 +52,20 @@ def compiler_without_a_gpu() -> Iterator[None]:
     """Let Inductor write programs for a GPU, and load them with empty kernels, inside the block.
 
     To be entered inside `gpucourse.stand_in.stand_in`. Nothing is kept on the disk.
+
+    Raises
+    ------
+    CompilerError
+        This release of torch has no such compiler where one is looked for.
     """
-    import torch.utils._triton
-    import torch.utils.checkpoint
-    from torch._functorch import config as functorch_config
-    from torch._inductor import async_compile, codecache, config
-    from torch._inductor.codegen import wrapper
+    try:
+        import torch.utils._triton
+        import torch.utils.checkpoint
+        from torch._functorch import config as functorch_config
+        from torch._inductor import async_compile, codecache, config
+        from torch._inductor.codegen import wrapper
+    except ImportError as error:
+        raise CompilerError(str(error)) from error
 
     def empty(*_: Any, **__: Any) -> _NoKernel:
         return _NoKernel()
@@ -64,6 +73,8 @@ def compiler_without_a_gpu() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
 
         def change(owner: Any, name: str, value: Any) -> None:
+            if name not in vars(owner):
+                raise CompilerError(f"{owner.__name__} has no {name}")
             stack.callback(setattr, owner, name, vars(owner)[name])
             setattr(owner, name, value)
 
@@ -92,6 +103,18 @@ def compiler_without_a_gpu() -> Iterator[None]:
         change(codecache.PyCodeCache, "load_by_key_path", staticmethod(_load))
         change(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint_marked(torch))
         yield
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Let no garbage be looked for inside the block: a compilation makes millions of objects and drops few."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _set_back(name: str, value: str | None) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-from gpucourse.memory_ledger import LedgerError, MemoryLedger
+from gpucourse.planning_ledger import LedgerError, MemoryLedger
 from gpucourse.units import GB
 
 if TYPE_CHECKING:
@@ -210,7 +210,16 @@ def _pair(point: Any) -> tuple[int, float]:
 
 
 def _alike(predictions: list[Any]) -> None:
-    for name in ("model", "precision", "accumulation", "optimizer", "trainable", "frozen", "torch_version"):
+    for name in (
+        "model",
+        "precision",
+        "accumulation",
+        "optimizer",
+        "compiled",
+        "trainable",
+        "frozen",
+        "torch_version",
+    ):
         values = {getattr(prediction, name, None) for prediction in predictions}
         if len(values) > 1:
             told = " and ".join(sorted(map(str, values)))

@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gpucourse import html
 from gpucourse.allocator import CachingAllocator, SimulatedOutOfMemoryError
-from gpucourse.compiled_program import compiler_without_a_gpu, region
+from gpucourse.calibrated_step import CalibratedStep, calibrate_step_memory
+from gpucourse.compiled_program import collector_paused, compiler_without_a_gpu, region
 from gpucourse.memory_measurement import MeasuredStep, compare, measure_step_memory
 from gpucourse.placed_model import Placed, on_device, optimizer_of, placed, samples, tensors
+from gpucourse.scratch import Card
 from gpucourse.stand_in import device, stand_in
 from gpucourse.step_errors import (
     BatchError,
@@ -45,8 +47,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "METHOD_VERSION",
+    "OTHER_WORKSPACE_BYTES",
     "WORKSPACE_BYTES",
     "BatchError",
+    "CalibratedStep",
+    "Card",
     "MeasuredStep",
     "ModelError",
     "Peak",
@@ -55,6 +60,7 @@ __all__ = [
     "StepMemory",
     "StepMemoryError",
     "UnseenError",
+    "calibrate_step_memory",
     "compare",
     "measure_step_memory",
     "predict_step_memory",
@@ -70,10 +76,14 @@ WORKSPACE_BYTES = 32 * 2**20
 thread of its own, so a training step has two.
 """
 
+OTHER_WORKSPACE_BYTES = 8320 * 2**10
+"""The same on other GPUs: two of 4,096 KiB and eight of 16."""
+
 LEFT_OUT = (
     "the CUDA context and the libraries' own memory (they are outside the allocator)",
     "other processes on the device",
-    "cuDNN's workspaces for convolutions and recurrent layers, and the scratch memory of sorts and reductions",
+    "the workspaces of recurrent layers and grouped convolutions, what other convolutions take beyond copies of their "
+    "tensors, and the scratch memory of sorts",
 )
 
 
@@ -293,6 +303,7 @@ def predict_step_memory(
     scaler: bool | None = None,
     clip_norm: float | None = None,
     workspace_bytes: int = WORKSPACE_BYTES,
+    card: Card | None = None,
 ) -> StepMemory:
     """Predict the peak of a training step on CUDA, without a GPU and without the model's memory.
 
@@ -333,6 +344,8 @@ def predict_step_memory(
         What `torch.nn.utils.clip_grad_norm_` brings the gradients' norm down to before the update; None: no clipping.
     workspace_bytes
         cuBLAS's workspace of each of two threads.
+    card
+        What of the GPU decides how much scratch memory its kernels take; an H200 by default.
 
     Returns
     -------
@@ -384,7 +397,7 @@ def predict_step_memory(
         elif compile and "" not in copied.compiled:
             made = region(made)
         compiled = _compiled(copied, whole, bool(compile))
-        tracer = Tracer(device(), workspace_bytes=workspace_bytes)
+        tracer = Tracer(device(), workspace_bytes=workspace_bytes, card=card)
         for role, found in (("parameters", made.parameters()), ("buffers", made.buffers())):
             for tensor in found:
                 tracer.see(tensor, role)  # type: ignore[arg-type]  # both are roles
@@ -407,7 +420,8 @@ def predict_step_memory(
         )
         with compiler_without_a_gpu() if compiled else contextlib.nullcontext():
             if compiled:
-                run.once()
+                with collector_paused():
+                    run.once()
             with tracer.mode, roles_followed(tracer, trained, torch):
                 for step in range(1, steps + 1):
                     run.step(step, accumulation, set_to_none)

@@ -1,0 +1,119 @@
+"""What kernels take and give back, held against what a device allocated (H200, torch 2.11)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpucourse.scratch import Card, reduction_bytes, scratch_bytes
+from gpucourse.step_memory import StepMemory, predict_step_memory
+
+
+def shape(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(*size, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "measured"),
+    [
+        (4096, 4096, 134_217_728),
+        (8192, 768, 50_331_648),
+        (8192, 2304, 139_198_464),
+        (8192, 3072, 138_412_032),
+        (8192, 1536, 100_663_296),
+        (8192, 2048, 134_217_728),
+    ],
+)
+def test_a_bias_s_gradient_leaves_the_partial_sums_that_were_measured(
+    rows: int, columns: int, measured: int
+) -> None:
+    for itemsize in (2, 4):  # sums of halves are kept in fp32
+        assert reduction_bytes((rows, columns), (columns, 1), (0,), itemsize, Card()) == measured
+    assert scratch_bytes("aten.sum", (shape(rows, columns), [0], True), Card()) == measured
+
+
+def test_a_smaller_card_is_full_with_fewer_partial_sums() -> None:
+    wide = ((8192, 3072), (3072, 1), (0,), 4)
+    assert reduction_bytes(*wide, Card(multiprocessors=58, threads=1536)) < reduction_bytes(*wide, Card())
+
+
+@pytest.mark.parametrize(
+    ("size", "strides", "axes"),
+    [
+        ((64, 2304), (2304, 1), (0,)),  # few rows: no block needs another
+        ((8192, 768), (768, 1), ()),  # nothing is summed
+        ((8192, 1), (1, 1), (1,)),
+        ((0, 5), (5, 1), (0,)),
+    ],
+)
+def test_a_sum_that_is_not_split_leaves_nothing(size: Any, strides: Any, axes: Any) -> None:
+    assert reduction_bytes(size, strides, axes, 4, Card()) == 0
+
+
+def test_a_sum_along_memory_leaves_one_number_a_block() -> None:
+    # All of 2^24 numbers into one: whole blocks work together, and no lane leaves its own.
+    assert 0 < reduction_bytes((4096, 4096), (4096, 1), (0, 1), 4, Card()) < 100_000
+
+
+def convolve(layer: nn.Module, *size: int, dtype: torch.dtype = torch.float32, **options: Any) -> StepMemory:
+    x = shape(*size, dtype=dtype).to(**options)
+    return predict_step_memory(
+        layer.to(dtype), x, loss=lambda model, x: model(x).float().sum(), optimizer=None, steps=1
+    )
+
+
+# (layer, input, bytes of one element, forward, and the larger of the two gradients), all in NCHW
+MEASURED = [
+    (nn.Conv2d(64, 64, 3, 1, 1, bias=False), (64, 64, 56, 56), 4, 102_908_051, 104_972_967),
+    (nn.Conv2d(64, 64, 3, 1, 1, bias=False), (64, 64, 56, 56), 2, 51_454_099, 53_371_559),
+    (nn.Conv2d(3, 64, 7, 2, 3, bias=False), (64, 3, 224, 224), 4, 244_093_712, 262_972_560),
+    (nn.Conv2d(3, 64, 7, 2, 3, bias=False), (64, 3, 224, 224), 2, 154_190_864, 160_312_464),
+    (nn.Conv2d(64, 128, 3, 2, 1, bias=False), (64, 64, 56, 56), 4, 51_675_152 + 25_690_112, 81_625_823),
+    (nn.Conv2d(32, 32, 3, 1, 1, bias=False), (16, 32, 256, 256), 4, 268_472_467, 270_275_195),
+    (nn.Conv2d(256, 1024, 1, bias=False), (64, 256, 14, 14), 4, 0, 67_108_864),
+    (nn.Conv2d(256, 1024, 1, bias=False), (64, 256, 14, 14), 2, 0, 34_210_095),
+    (nn.Conv2d(96, 96, 7, 1, 3, groups=96, bias=False), (64, 96, 56, 56), 4, 0, 0),
+]
+
+
+@pytest.mark.parametrize(("layer", "size", "itemsize", "forward", "backward"), MEASURED)
+def test_a_convolution_takes_about_the_copies_that_were_measured(
+    layer: nn.Conv2d, size: tuple[int, ...], itemsize: int, forward: int, backward: int
+) -> None:
+    dtype = torch.float32 if itemsize == 4 else torch.bfloat16
+    x, weight = shape(*size, dtype=dtype), layer.weight.to(dtype)
+    how = (list(layer.stride), list(layer.padding), list(layer.dilation), False, [0, 0], layer.groups)
+    found = scratch_bytes("aten.convolution", (x, weight, None, *how), Card())
+    assert found == pytest.approx(forward, rel=0.001)
+    with torch.device("meta"):
+        grad = torch.nn.functional.conv2d(
+            x, weight.to("meta"), None, layer.stride, layer.padding, layer.dilation, layer.groups
+        )
+    both = scratch_bytes("aten.convolution_backward", (grad, x, weight, None, *how, [True] * 3), Card())
+    # The weight's gradient takes partial sums on top, which are not counted.
+    assert max(both if isinstance(both, tuple) else (both,)) == pytest.approx(backward, rel=0.08)
+
+
+def test_channels_that_lie_innermost_need_no_copies() -> None:
+    layer = nn.Conv2d(64, 64, 3, 1, 1, bias=False)
+    planes = convolve(layer, 64, 64, 56, 56)
+    innermost = convolve(layer, 64, 64, 56, 56, memory_format=torch.channels_last)
+    copies = 2 * 4 * 64 * 64 * 56 * 56 + 4 * layer.weight.numel()
+    assert planes.trace.sizes.count(copies) == 2  # forward, and the weight's gradient: the batch needs none
+    assert copies not in innermost.trace.sizes
+
+
+def test_a_transposed_convolution_counts_the_size_that_it_makes() -> None:
+    layer = nn.ConvTranspose2d(64, 32, 2, 2, bias=False)
+    found = convolve(layer, 4, 64, 32, 32)
+    copies = 4 * (4 * 64 * 32 * 32 + 4 * 32 * 64 * 64) + 4 * layer.weight.numel()
+    assert copies in found.trace.sizes
+
+
+def test_doubles_have_no_tensor_cores_to_copy_for() -> None:
+    found = convolve(nn.Conv2d(64, 64, 3, bias=False), 4, 64, 32, 32, dtype=torch.float64)
+    roles = dict(zip(found.trace.sizes, found.trace.roles, strict=True))
+    assert 8 * (4 * 64 * (32 * 32 + 30 * 30)) + 8 * 64 * 64 * 9 not in roles
