@@ -44,12 +44,12 @@ def memory_by_rows(trials: Recording) -> plots.Chart:
             [trial["rows"] for trial in ran], [trial[key] / 1e9 for trial in ran], f"{mark}-", color=colour
         )
     if ran:
-        middle = ran[len(ran) // 2]
+        place = ran[max(0, len(ran) - 2)]  # left of the upper end, clear of the axis
         for key, text, colour, offset, side in (
             ("allocated_bytes", "allocated", plots.BLUE, (8, -12), "left"),
             ("reserved_bytes", "reserved", plots.GREEN, (-8, 6), "right"),
         ):
-            at = (middle["rows"], middle[key] / 1e9)
+            at = (place["rows"], place[key] / 1e9)
             ax.annotate(text, at, offset, textcoords="offset points", color=colour, ha=side)
     if refused:
         ax.plot(
