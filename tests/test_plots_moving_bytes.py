@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from typing import Any
 
 import pytest
@@ -275,3 +276,64 @@ def test_what_the_chapters_say_stays_in_the_l2_is_on_its_line_and_the_next_size_
     off = [row["us"] / (start_us + row["bytes"] / gb_per_s / 1e3) - 1 for row in sets["rows"]]
     assert off[8] < 0.1 < 0.2 < off[9]
     assert sets["rows"][8]["bytes"] >= 33.6e6  # what chapter 06 counts for 4 Mi
+
+
+def test_absorbed_says_where_the_count_came_to_its_limit() -> None:
+    rows = [{"bytes": 1024, "returned": [100, 100]}, {"bytes": 131072, "returned": [2, 3]}]
+    shown = draw.absorbed(_recording({"limit": 100, "rows": rows}))
+    assert shown.rows == (("1 KiB", "100 or more, 100 or more"), ("128 KiB", "2, 3"))
+
+
+def test_a_batch_that_no_worker_could_make_is_unavailable() -> None:
+    data = {"here": [80.0, 82.0, 90.0], "one": [150.0, 155.0], "free": [99.4], "apart": None, "shared": None}
+    shown = draw.bound_workers(_recording(data))
+    told = ["82 ms (80 to 90)", "152 ms (150 to 155)", "99 ms (99 to 99)", "unavailable", "unavailable"]
+    assert [row[1] for row in shown.rows] == told
+
+
+# --- what the chapter says of its recordings: a re-recording that contradicts a sentence fails here
+
+
+def test_absorbed_copies_obey_two_buffers_above_64_kib_and_a_room_of_4_mib_up_to_there() -> None:
+    found = load("absorbed_copies")
+    mib = 2**20
+    for row in found["rows"]:
+        if row["bytes"] > 65536:
+            assert set(row["returned"]) == {2 * mib // max(row["bytes"], mib)}
+        else:
+            for count in row["returned"]:  # held only where the next ones would come to 4 MiB
+                assert count == found["limit"] or 4 * mib - 2 * row["bytes"] <= count * row["bytes"] < 4 * mib
+    held = {row["bytes"]: row for row in load("held_behind_work")["rows"]}
+    waited_us = load("held_behind_work")["pending_us"] / 2
+    assert held[2 * mib]["pageable_non_blocking"] < waited_us < held[3 * mib]["pageable_non_blocking"]
+    sizes = {row["bytes"]: row for row in load("copy_sizes")["rows"]}
+    assert sizes[131072]["pageable_held_us"] < 0.9 * sizes[65536]["pageable_held_us"]  # "its end shows"
+
+
+def test_neither_another_worker_nor_spinning_makes_a_worker_slow() -> None:
+    bound = load("bound_workers")
+    best_ms = statistics.median(bound["here"])
+    for way in ("one", "apart"):  # "take twice the training process's best"
+        assert 1.8 * best_ms < statistics.median(bound[way]) < 2.2 * best_ms
+    assert bound["shared"] is None  # "halves of one core this machine does not show"
+    assert min(bound["here"][:2]) > 1.3 * max(bound["here"][2:])  # "for its first two batches, then"
+    waiting = load("starving_loader")["runs"][0]
+    assert waiting["wait"]
+    assert max(waiting["loads_ms"]) > 2 * min(waiting["loads_ms"])  # "there are two speeds"
+    workers = [ms for way in ("one", "free", "apart") for ms in bound[way]]
+    assert sum(ms < 1.5 * best_ms for ms in workers) == 1  # "hardly ever has the better one"
+
+
+def test_the_rule_for_workers_leaves_what_the_chapter_says() -> None:
+    starving = load("starving_loader")
+    runs = {(run["workers"], run["wait"]): run for run in starving["runs"]}
+    for workers in (1, 2, 4):
+        run = runs[workers, False]
+        said_ms = draw.step_ms(starving["compute_ms"], run["load_ms"], workers, starving["cores"], wait=False)
+        assert run["step_ms"] == pytest.approx(said_ms, rel=0.05)
+    three = runs[3, False]
+    assert three["step_ms"] < 0.9 * three["load_ms"] / 3  # "three beat the rule"
+    assert three["step_ms"] == pytest.approx(
+        3 * three["load_ms"] / 11, rel=0.1
+    )  # eleven steps in three rounds
+    assert runs[4, False]["step_ms"] < 1.05 * starving["compute_ms"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from gpucourse.recording import Recording
 
 __all__ = [
+    "absorbed",
+    "bound_workers",
     "copy_sizes",
     "far_apart",
     "fit_line",
@@ -846,5 +849,54 @@ def trace_rows(source: Recording) -> plots.Table:
             for event in source["events"]
         ),
         caption="One call of work() on the device, in order of start",
+        source=source,
+    )
+
+
+def absorbed(source: Recording) -> plots.Table:
+    """List how many pageable copies one after another return before one has to wait.
+
+    Parameters
+    ----------
+    source
+        The recording `absorbed_copies`.
+    """
+
+    def told(count: int) -> str:
+        return f"{count} or more" if count >= source["limit"] else str(count)
+
+    return plots.Table(
+        ("Size of each", "Returned before one was held, in each repeat"),
+        tuple((_size(row["bytes"]), ", ".join(map(told, row["returned"]))) for row in source["rows"]),
+        caption="Pageable copies with non_blocking=True behind pending work",
+        source=source,
+    )
+
+
+def bound_workers(source: Recording) -> plots.Table:
+    """List what a batch costs by the process that makes it and the processors it may use.
+
+    Parameters
+    ----------
+    source
+        The recording `bound_workers`; a way that could not be run there is None.
+    """
+    labels = {
+        "here": "the training process itself",
+        "one": "one worker",
+        "free": "two workers, placed by the system",
+        "apart": "two workers, each bound to a core of its own",
+        "shared": "two workers, bound to the two halves of one core",
+    }
+
+    def told(loads_ms: Sequence[float] | None) -> str:
+        if not loads_ms:
+            return "unavailable"
+        return f"{statistics.median(loads_ms):.0f} ms ({min(loads_ms):.0f} to {max(loads_ms):.0f})"
+
+    return plots.Table(
+        ("Where the batch is made", "Median, and range"),
+        tuple((text, told(source[key])) for key, text in labels.items()),
+        caption="One batch of 16,384 tokens, nothing else at work",
         source=source,
     )
