@@ -206,9 +206,11 @@ def test_an_update_says_over_how_many_tensors_it_goes() -> None:
 def test_the_step_as_a_graph_stands_last_and_a_refusal_in_its_place() -> None:
     graph = {"host_ms": 0.05, "elapsed_ms": 4.5, "tokens_per_s": 227_000.0}
     taken, refused = draw.steps(_night(graph)), draw.steps(_night(None))
-    assert taken.rows[0][-1] == "66,000"
-    assert taken.rows[-1][3] == "1"
-    assert taken.rows[-1][-1] == "227,000"
+    assert taken.rows[0][4:] == ("15.0", "4.0", "15.5", "66,000")
+    assert taken.rows[-1][3:] == ("1", "0.05", "not traced", "4.5", "227,000")
+    traced = draw.steps(_night({**graph, "busy_ms": 3.9}))
+    assert traced.rows[-1][5] == "3.9"
+    assert [name for name in taken.header if name.endswith(", ms")] == ["Host, ms", "Busy, ms", "Elapsed, ms"]
     assert refused.rows[-1][4:] == ("a backward pass waited", "unavailable", "unavailable", "unavailable")
     assert all(len(row) == len(taken.header) for row in (*taken.rows, *refused.rows))
 

@@ -30,6 +30,11 @@ def _ms(value: float | None) -> str:
     return "unavailable" if value is None else plots.unbroken_ms(value)
 
 
+def _bare_ms(value: float) -> str:
+    """Write ms without the unit, for a table too wide to say it in each cell."""
+    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
 def _us(value: float | None) -> str:
     return "unavailable" if value is None else plots.unbroken_ms(value / 1e3)
 
@@ -453,7 +458,7 @@ def steps(source: Recording) -> plots.Table:
             row["precision"],
             row["optimizer"],
             f"{row['launches']:,}",
-            *(_ms(row[field]) for field in ("host_ms", "busy_ms", "elapsed_ms")),
+            *(_bare_ms(row[field]) for field in ("host_ms", "busy_ms", "elapsed_ms")),
             f"{row['tokens_per_s']:,.0f}",
         )
         for row in source["steps"]
@@ -468,9 +473,9 @@ def steps(source: Recording) -> plots.Table:
             "1",
             *(
                 (
-                    _ms(graph["host_ms"]),
-                    _ms(graph["busy_ms"]) if "busy_ms" in graph else "not traced",
-                    _ms(graph["elapsed_ms"]),
+                    _bare_ms(graph["host_ms"]),
+                    _bare_ms(graph["busy_ms"]) if "busy_ms" in graph else "not traced",
+                    _bare_ms(graph["elapsed_ms"]),
                     f"{graph['tokens_per_s']:,.0f}",
                 )
                 if graph
@@ -479,7 +484,7 @@ def steps(source: Recording) -> plots.Table:
         )
     )
     return plots.Table(
-        ("Rows", "Precision", "AdamW", "Launches", "Host", "Device busy", "Elapsed", "Tokens/s"),
+        ("Rows", "dtype", "AdamW", "Launches", "Host, ms", "Busy, ms", "Elapsed, ms", "Tokens/s"),
         tuple(rows),
         caption="One training step of the night's model on rows of 1,024 tokens",
         source=source,
