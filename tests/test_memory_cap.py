@@ -94,6 +94,17 @@ def test_a_limit_that_was_set_before_holds_inside_and_comes_back(card: Card) -> 
     assert card.fraction == 0.1
 
 
+def test_a_torch_that_cannot_tell_its_limit_is_capped_all_the_same(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(torch.cuda, "get_per_process_memory_fraction")
+    with cap_memory(24):
+        with cap_memory(8):
+            assert card.limit == 8 * GB
+        assert card.limit == 24 * GB
+    assert card.fraction == 1.0
+
+
 def test_after_an_error_the_limit_is_put_back(card: Card) -> None:
     with pytest.raises(KeyError), cap_memory(24):
         raise KeyError("inside")

@@ -108,7 +108,8 @@ def cap_memory(gb: float, *, device: Any = None) -> AbstractContextManager[Memor
     """Limit what the caching allocator may reserve while a block runs.
 
     Caps nest: a larger one inside a smaller one loosens nothing. Leaving the block, by an error too, sets the limit
-    that there was before. Where the allocator's cache holds more than the cap, it is emptied.
+    that there was before; where the torch cannot say which that was, none. Where the allocator's cache holds more
+    than the cap, it is emptied.
 
     Parameters
     ----------
@@ -162,7 +163,9 @@ def _capped(asked: int, device: Any) -> Iterator[MemoryCap]:
     with _lock:
         state = _devices.setdefault(index, _Device())
         if not state.limits:
-            state.before = float(torch.cuda.get_per_process_memory_fraction(index))
+            # Not in every release: without it, a limit that was set by hand is not known, and ends with the cap.
+            read = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _index: 1.0)
+            state.before = float(read(index))
         limit = min(asked, *state.limits, _bytes_of(state.before, total))
         _refuse_less_than_used(torch, limit, index)
         state.limits.append(limit)
