@@ -208,17 +208,19 @@ def largest_microbatch(
 
 
 def _next(known: dict[int, StepMemory], low: int, high: int, budget: int, reserve: float) -> int:
-    """Choose what to predict next: where a line through the two nearest predictions crosses the budget."""
-    if len(known) == 1:
-        return min(low + 1, high - 1) if low < 4 else low // 2
-    near = sorted(known, key=lambda m: abs(_used(known[m], reserve) - budget))[:2]
-    a, b = sorted(near)
-    rise = (_used(known[b], reserve) - _used(known[a], reserve)) / (b - a)
-    target = a + int((budget - _used(known[a], reserve)) / rise) if rise > 0 else high - 1
-    # Close to the crossing both neighbours are needed; and no step may leave the bracket.
-    if target <= low:
-        target = low + 1
-    return max(low + 1, min(target, high - 1))
+    """Choose what to predict next: where the line between the ends crosses the budget, every third time the middle."""
+    if (
+        high not in known
+    ):  # nothing was over yet: ahead along the line through the two largest, twice as far at least
+        before = max((m for m in known if m < low), default=0)
+        rise = (_used(known[low], reserve) - _used(known[before], reserve)) / (low - before) if before else 0
+        ahead = low + int((budget - _used(known[low], reserve)) / rise) if rise > 0 else 0
+        return min(max(2 * low, min(ahead, 64 * low)), high - 1)
+    if low not in known or len(known) % 3 == 0:
+        return (low + high) // 2
+    below, above = (_used(known[m], reserve) for m in (low, high))
+    share = (budget - below) / (above - below) if above > below else 0.5
+    return min(max(low + 1, low + int((high - low) * share)), high - 1)
 
 
 def _used(found: StepMemory, reserve: float) -> int:
