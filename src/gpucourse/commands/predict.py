@@ -46,7 +46,7 @@ _LARGE_WORKSPACES = ("H100 SXM", "H200", "B200")  # compute capability 9.0 and 1
 _THREADS = {"T4": 1024, "A10": 1536, "L4": 1536, "RTX 3090": 1536, "RTX 4090": 1536}  # of others: `Card`'s
 
 
-class AskedWronglyError(ValueError):
+class AskedWronglyError(StepMemoryError, ValueError):
     """An argument of the command is none of what it can be."""
 
 
