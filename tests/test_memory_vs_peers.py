@@ -303,6 +303,7 @@ def test_a_prediction_takes_less_than_twenty_seconds_on_two_cores_without_cuda()
     for row in told:
         assert row["gpus_visible"] == 0
         assert row["seconds"] <= 20, row
+        assert row["cpu_seconds"] <= 2 * row["seconds"], row
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,9 @@
     python benchmarks/memory_cases/on_two_cores.py [OUT.json]
 
 Predicts the larger case of each way to train each model that can be made here, in one process bound to two cores, and
-prints a line each. torchvision's compiled operators do not load beside the CPU torch; its models need none of them, so
-only their names are declared here.
+prints a line each: the wall's time and the processor's, which others at work on the machine do not lengthen.
+torchvision's compiled operators do not load beside the CPU torch; its models need none of them, so only their names are
+declared here.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 def main(path: str | None) -> dict[str, Any]:
     """Predict, print, and write the result where a path is given."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    load = os.getloadavg()[0]
     began = time.perf_counter()
     import torch
 
@@ -41,11 +43,13 @@ def main(path: str | None) -> dict[str, Any]:
     for way in (way for ways in WAYS.values() for way in ways):
         samples = max(batches_of(way.model))
         row: dict[str, Any] = {**way.as_dict(), "samples": samples}
+        busy = time.process_time()
         try:
             found = predict(way, samples)
         except Exception as error:  # a package that is not here
             row["error"] = told(error)
         else:
+            row["cpu_seconds"] = time.process_time() - busy
             row |= {key: found[key] for key in ("seconds", "allocated_bytes", "gpus_visible")}
         rows.append(row)
         print(row["model"], row["precision"], samples, row.get("seconds", row.get("error")), flush=True)
@@ -57,6 +61,7 @@ def main(path: str | None) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "imports_s": imports_s,
+        "load_before": load,
         "rows": rows,
     }
     if path:
