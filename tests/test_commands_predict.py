@@ -87,7 +87,8 @@ def test_a_card_s_own_workspaces_and_multiprocessors_count(
         assert cli.main(["predict", f"{net}:Net", *NAMED, "--device", device, "--json"]) == 0
         peaks = json.loads(capsys.readouterr().out)["prediction"]["peaks"]
         found[device] = max(peak["lines"]["workspaces"] for peak in peaks)
-    assert found == {"L4": 2 * 8320 * 1024, "H200": 2 * 32 * 2**20}
+    bias = 2**20  # of cuBLASLt, in the thread of the forward pass
+    assert found == {"L4": 2 * 8320 * 1024 + bias, "H200": 2 * 32 * 2**20 + bias}
 
 
 @pytest.mark.parametrize("loss", ["mean", "a_small_net:total"])

@@ -260,6 +260,29 @@ def test_a_mask_is_saved_as_large_as_it_is_and_not_as_the_scores() -> None:
     assert max(sizes_of(found, "activations")) < 2 * 4 * 2 * 512 * 512
 
 
+def test_a_mask_that_learns_goes_through_the_plain_formula() -> None:
+    class Biased(nn.Module):
+        def __init__(self, learns: bool) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(64, 192)
+            self.bias = nn.Parameter(torch.zeros(1, 2, 512, 512), requires_grad=learns)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (t.unflatten(-1, (2, 32)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
+
+    scores = 4 * 4 * 2 * 512 * 512
+    kept = [sizes_of(predict_sum(Biased(on), shape(4, 512, 64)), "activations") for on in (True, False)]
+    assert [scores in sizes for sizes in kept] == [True, False]
+
+
+def test_a_product_with_a_bias_has_a_workspace_of_its_own() -> None:
+    plain, biased = (
+        predict_sum(nn.Linear(64, 64, bias=on), shape(8, 64), optimizer="SGD") for on in (False, True)
+    )
+    assert biased.line("workspaces") - plain.line("workspaces") == 2**20
+
+
 def test_attention_in_doubles_has_no_fused_kernel_and_saves_the_scores() -> None:
     assert 8 * 4 * 2 * 512 * 512 in sizes_of(attend(torch.float64), "activations")
 

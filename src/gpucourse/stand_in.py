@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -79,6 +81,9 @@ def stand_in() -> Iterator[Any]:
         # Inside a function of torch.nn.functional the mode below is off, but its names are looked up here.
         change(torch.nn.functional, "scaled_dot_product_attention", _attention)
         change(torch, "rms_norm", _rms_norm)
+        masks = _masks_of_transformers()
+        if masks is not None:
+            change(masks, "find_packed_sequence_indices", lambda *_, **__: None)
         for name, choice in _CHOICES.items():
             change(torch._VF, name, choice)
         # A failure is reported by the exception; the log would print the same traceback before it.
@@ -116,6 +121,21 @@ def _kernels_known() -> Iterator[None]:
         yield
     finally:
         library._destroy()  # type: ignore[no-untyped-call]
+
+
+def _masks_of_transformers() -> Any:
+    """Give the module of `transformers` that asks positions for several documents in a row; None without it.
+
+    It asks where it has values, and takes any tensor without data for a trace, in which it makes a mask of T x T that
+    the device never sees. A row is taken for one document.
+    """
+    if "transformers" not in sys.modules:
+        return None
+    try:
+        module = importlib.import_module("transformers.masking_utils")
+    except ImportError:
+        return None
+    return module if hasattr(module, "find_packed_sequence_indices") else None
 
 
 def _changed(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -306,6 +326,8 @@ def _attention(
             return made[0][..., :width] if width % 8 else made[0]
     aligned = width % (8 if half else 4) == 0 and width_v % (8 if half else 4) == 0
     known = query.dtype in (torch.float16, torch.bfloat16, torch.float32)
+    if attn_mask is not None and attn_mask.requires_grad and train:
+        known = False  # a mask that learns, such as a position bias, goes through the plain formula
     if kernels.mem_efficient_sdp_enabled() and dense and not grouped and aligned and known:
         mask = _efficient_mask(attn_mask, query, key)
         return aten._scaled_dot_product_efficient_attention(

@@ -243,6 +243,7 @@ class Tracer:
         self._device = device
         self._workspace_bytes = workspace_bytes
         self._threads: set[bool] = set()
+        self._bias_threads: set[bool] = set()
         self._live: dict[int, tuple[int, Any]] = {}  # by address: number, weak reference
         self._marked: tuple[int, str, str] = (-1, "", "")
         self.mode = _mode_class()(self)
@@ -321,6 +322,11 @@ class Tracer:
             if thread not in self._threads:
                 self._threads.add(thread)
                 self._allocate(self._workspace_bytes, "workspaces")
+        if operator in _WITH_BIAS:
+            thread = self.phase == "backward"
+            if thread not in self._bias_threads:
+                self._bias_threads.add(thread)
+                self._allocate(BIAS_WORKSPACE_BYTES, "workspaces")
 
     def inside(self, nbytes: int) -> None:
         """Take note of memory that an operator takes and gives back while it runs.
@@ -354,6 +360,14 @@ class Tracer:
             self._marked = now
             self.trace.marks.append((len(self.trace.events), *now))
 
+
+BIAS_WORKSPACE_BYTES = 2**20
+"""cuBLASLt's own workspace, allocated at a thread's first product that adds a bias, and kept.
+
+1,024 KiB unless ``CUBLASLT_WORKSPACE_SIZE`` says otherwise, by ``aten/src/ATen/cuda/CUDABlas.cpp``.
+"""
+
+_WITH_BIAS = frozenset({"aten.addmm", "aten._addmm_activation"})
 
 # What goes through cuBLAS. Convolutions go through cuDNN, which takes and gives back its own workspaces.
 _PRODUCTS = frozenset(
