@@ -308,13 +308,15 @@ class Tracer:
         known = self._live.get(tensor.untyped_storage()._cdata)
         return None if known is None else self.trace.roles[known[0]]
 
-    def before(self, operator: str) -> None:
+    def before(self, operator: str, overload: str = "default") -> None:
         """Take note of an operator that is about to run.
 
         Parameters
         ----------
         operator
             Its name without the overload, such as "aten.mm".
+        overload
+            The overload; a compiled program writes into what it has allocated ("out"), and adds its biases elsewhere.
         """
         self._mark(operator)
         if operator in _PRODUCTS:
@@ -322,7 +324,7 @@ class Tracer:
             if thread not in self._threads:
                 self._threads.add(thread)
                 self._allocate(self._workspace_bytes, "workspaces")
-        if operator in _WITH_BIAS:
+        if operator in _WITH_BIAS and overload == "default":
             thread = self.phase == "backward"
             if thread not in self._bias_threads:
                 self._bias_threads.add(thread)
@@ -454,8 +456,8 @@ def _mode_class() -> Any:
             if func.namespace in ("prim", "profiler"):
                 return func(*args, **(kwargs or {}))  # a question, no work
             tracer = self.tracer
-            operator = str(func).rpartition(".")[0]
-            tracer.before(operator)
+            operator, _, overload = str(func).rpartition(".")
+            tracer.before(operator, overload)
             if func is sum_of_two and not kwargs and _is_engine_s_sum(*args):
                 func = into_the_first
             try:
