@@ -53,9 +53,9 @@ VOID = {"br", "hr", "img", "input", "wbr"}
 
 
 class Visible(HTMLParser):
-    """The text of a leaf that is shown when alternative ``shown`` is."""
+    """The text of a leaf that is shown when the alternatives ``shown`` are: one an attribute."""
 
-    def __init__(self, shown: str) -> None:
+    def __init__(self, shown: dict[str, str]) -> None:
         super().__init__()
         self.shown, self.hidden_from, self.open, self.parts = shown, 0, 0, []
 
@@ -63,8 +63,8 @@ class Visible(HTMLParser):
         if tag in VOID:
             return
         self.open += 1
-        which = dict(attrs).get("data-c")
-        if not self.hidden_from and which is not None and self.shown not in which.split():
+        which = {name: value.split() for name, value in attrs if name in self.shown and value is not None}
+        if not self.hidden_from and any(self.shown[name] not in values for name, values in which.items()):
             self.hidden_from = self.open
 
     def handle_endtag(self, tag: str) -> None:
@@ -116,9 +116,11 @@ class StaticPage:
 
     def text(self) -> str:
         leaves = self.leaves(self.root)
-        (shown,) = (
-            found for leaf in leaves for found in re.findall(r'\[data-c\]:not\(\[data-c~="(\d+)"\]\)', leaf)
-        )
+        sheets = [
+            found for leaf in leaves for found in re.findall(r'\[(data-c\d?)\]:not\(\[\1~="(\d+)"\]\)', leaf)
+        ]
+        shown = dict(sheets)
+        assert len(shown) == len(sheets) > 0
         (frame,) = (leaf for leaf in leaves if "<style>" not in leaf)
         visible = Visible(shown)
         visible.feed(frame)
@@ -639,6 +641,64 @@ def test_equal_texts_are_written_once() -> None:
         if state["_model_name"] == "HTMLModel" and "<style>" not in state["value"]
     )
     assert leaf == '<p><b data-c="0 2">even</b><b data-c="1 3">odd</b>same</p>'
+
+
+def volume(each: Each, height: float, depth: Each, name: Each) -> str:
+    return f"<p>{name(str)}: {each(lambda w: depth(lambda d: f'{w * height * d:g} m³'))}</p>"
+
+
+def deep(**change: Any) -> list[Control]:
+    depth = Control(name="depth", label="Depth (m)", values=(1, 10, 100), start=10)
+    return [
+        depth,
+        Control(**({"name": "name", "label": "Name", "values": ("tank", "box"), "start": "box"} | change)),
+    ]
+
+
+def test_controls_within_a_frame_choose_among_its_alternatives() -> None:
+    grid = frame_grid(volume, controls(0.5, 1.5), within=deep())
+    assert grid.first_frame == "<p>box: 10 m³</p>"
+    page = StaticPage(grid)
+    assert page.text().strip() == "box: 10 m³"
+    for depth, height, name, width in itertools.product(range(3), range(2), range(2), range(1, 9)):
+        for label, value in {
+            "Depth (m)": depth,
+            "Height": height,
+            "Name": name,
+            "Width": width,
+        }.items():
+            page.set(label, value)
+        wanted = width * (0.5, 1.5)[height] * 10**depth
+        assert page.text().strip() == f"{('tank', 'box')[name]}: {wanted:g} m³"
+
+
+def test_a_control_within_a_frame_costs_one_style_sheet_a_value_and_no_frame() -> None:
+    assert len(_html(frame_grid(volume, controls(0.5, 1.5), within=deep()))) == 1 + 8 + 3 + 2 + 2
+    shown = [
+        getattr(w, "description", "")
+        for w in frame_grid(volume, controls(0.5, 1.5), within=deep()).children[1:3]
+    ]
+    assert shown == ["Width", ""]  # the menus share a row
+
+
+@pytest.mark.parametrize(
+    ("render", "within", "said"),
+    [
+        (
+            lambda each, height, depth, name: f"{each(str)}{height}{depth(str)}",
+            deep(),
+            "move nothing.*: name$",
+        ),
+        (volume, deep(name="height"), "two controls have one name: width, height, depth, height"),
+        (volume, [*deep(), *deep()], "4 controls choose within a frame, and 3 are the most"),
+        (volume, [*deep(), 3], "must be a list of Control, found 3 in it"),
+    ],
+)
+def test_controls_within_a_frame_that_cannot_be_are_refused(
+    render: Callable[..., str], within: list[Any], said: str
+) -> None:
+    with pytest.raises(ControlError, match=said):
+        frame_grid(render, controls(0.5, 1.5), within=within)
 
 
 def test_two_grids_in_one_page_do_not_hide_each_others_frames() -> None:

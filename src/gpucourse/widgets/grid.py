@@ -5,7 +5,7 @@ little else. With one child a combination, 65 microbatches and 300 settings of t
 models. Here the first control turns a Stack of 65 tiny style sheets, each showing the alternatives of one
 microbatch and hiding all others, while the other controls turn nested Stacks, whose 300 leaves hold the
 alternatives for every microbatch. A hidden alternative has ``display: none``, so neither eyes nor a screen
-reader meet it.
+reader meet it. Where little of a frame depends on a control, it can be one of those that turn style sheets, too.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ MOST_VALUES = 1_000
 
 MOST_POSITIONS = 10_000
 """Highest value of a slider, which hands over its value and so needs a place for every integer below it."""
+
+MOST_WITHIN = 3
+"""Most controls besides the first that choose among a frame's alternatives: the style sheet names each."""
 
 MOST_FRAMES = 2_000
 """Most combinations of the controls besides the first: a page with so many takes seconds to come alive."""
@@ -57,7 +60,10 @@ class Each(Protocol):
 
 
 Render = Callable[..., str]
-"""``render(each, **values)``: the HTML of a frame, given a value for every control but the first."""
+"""``render(each, **values)``: the HTML of a frame, given a value for every control but the first.
+
+For a control that chooses within a frame it is given an `Each` of that control in place of a value; alternatives of one
+control may hold those of another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +200,7 @@ _BASE_CSS = """
 .gpucourse-grid .widget-dropdown>select>option{color:#111;background:#fff}
 .gpucourse-grid .widget-html{width:auto;overflow:visible}
 .gpucourse-grid .widget-html-content{width:100%;overflow:visible;line-height:1.45}
-.gpucourse-grid .widget-html-content b[data-c]{font-weight:inherit}
+.gpucourse-grid .widget-html-content :is(b[data-c],b[data-c1],b[data-c2],b[data-c3]){font-weight:inherit}
 @media (max-width:600px){.gpucourse-grid .widget-slider{flex-wrap:wrap;height:auto}
 .gpucourse-grid .widget-slider>.widget-label{width:100%!important}}
 .gpucourse-grid.jupyter-widgets-disconnected::before,
@@ -202,7 +208,9 @@ _BASE_CSS = """
 """
 
 
-def frame_grid(render: Render, controls: Sequence[Control], *, css: str = "") -> FrameGrid:
+def frame_grid(
+    render: Render, controls: Sequence[Control], *, within: Sequence[Control] = (), css: str = ""
+) -> FrameGrid:
     """Make a grid of Python-rendered frames that its controls choose from, with a kernel or without.
 
     Parameters
@@ -213,6 +221,9 @@ def frame_grid(render: Render, controls: Sequence[Control], *, css: str = "") ->
     controls : sequence of Control
         In the order in which they are shown. Give the one with most values first: the models number that
         control's values plus the product of the others'.
+    within : sequence of Control
+        Three more at the most, shown after the others. Like the first they choose among alternatives within a frame,
+        so they make no frame of their own: for what little of a frame depends on them.
     css : str
         Style sheet of the frames, once for all of them.
 
@@ -243,10 +254,12 @@ def frame_grid(render: Render, controls: Sequence[Control], *, css: str = "") ->
         raise TypeError(f"render must be a function that returns HTML, found {type(render).__name__}")
     if isinstance(controls, Control) or not isinstance(controls, Iterable):
         raise ControlError(f"controls must be a list of Control, found {type(controls).__name__}")
-    controls = list(controls)
+    controls, within = list(controls), list(within)
     if not controls:
         raise ControlError("a grid of frames needs at least one control")
-    for control in controls:
+    if len(within) > MOST_WITHIN:
+        raise ControlError(f"{len(within)} controls choose within a frame, and {MOST_WITHIN} are the most")
+    for control in [*controls, *within]:
         if not isinstance(control, Control):
             raise ControlError(f"controls must be a list of Control, found {control!r} in it")
         if control.slides and control.values[-1] > MOST_POSITIONS:
@@ -254,7 +267,7 @@ def frame_grid(render: Render, controls: Sequence[Control], *, css: str = "") ->
                 f"control {control.name!r} slides up to {control.values[-1]:,}, and each integer on the way "
                 f"costs a place in the page; {MOST_POSITIONS:,} are the most: count in larger units"
             )
-    names = [control.name for control in controls]
+    names = [control.name for control in [*controls, *within]]
     if len(set(names)) != len(names):
         raise ControlError(f"two controls have one name: {', '.join(names)}")
     first, *rest = controls
@@ -265,17 +278,18 @@ def frame_grid(render: Render, controls: Sequence[Control], *, css: str = "") ->
             f"at most {MOST_FRAMES:,} are: give fewer values, or put the longest control first"
         )
 
-    leaves, varies = _render_leaves(render, first, rest)
-    _refuse_idle_controls(controls, leaves, varies)
+    leaves, varies = _render_leaves(render, first, rest, within)
+    _refuse_idle_controls([first, *within], rest, leaves, varies)
 
-    inputs = [_input(control) for control in controls]
+    everything = [*controls, *within]
+    inputs = [_input(control) for control in everything]
     # One layout and one style for all frames: each would otherwise bring two more models of its own.
     plain = ipywidgets.Layout(overflow="visible")
     unseen = ipywidgets.Layout(display="none")
     text_style = ipywidgets.HTML().style
 
     def stack(children: Sequence[ipywidgets.Widget], of: Control, layout: ipywidgets.Layout) -> Any:
-        control = inputs[controls.index(of)]
+        control = inputs[everything.index(of)]
         source = "index"
         position = of.position
         if of.slides:
@@ -302,22 +316,31 @@ def frame_grid(render: Render, controls: Sequence[Control], *, css: str = "") ->
     grid = FrameGrid(
         (),
         first_frame=(f"<style>{css}</style>" if css else "")
-        + render(_only(first.start), **{control.name: control.start for control in rest}),
+        + render(
+            _only(first.start),
+            **{control.name: control.start for control in rest},
+            **{control.name: _only(control.start) for control in within},
+        ),
     )
     # The model's id is unique even among notebooks that are open side by side.
     scope = f"g{grid.model_id}"
-    sheets = [
-        ipywidgets.HTML(
-            f'<style>.{scope} [data-c]:not([data-c~="{k}"]){{display:none}}</style>',
-            layout=unseen,
-            style=text_style,
-        )
-        for k in range(len(first.values))
-    ]
+
+    def sheets(of: Control, mark: str) -> Any:
+        made = [
+            ipywidgets.HTML(
+                f'<style>.{scope} [{mark}]:not([{mark}~="{k}"]){{display:none}}</style>',
+                layout=unseen,
+                style=text_style,
+            )
+            for k in range(len(of.values))
+        ]
+        return stack(made, of, unseen)
+
+    turned = [sheets(control, mark) for control, mark in zip([first, *within], _MARKS, strict=False)]
     base = ipywidgets.HTML(f"<style>{_BASE_CSS}{css}</style>", layout=unseen, style=text_style)
     grid.add_class("gpucourse-grid")
     grid.add_class(scope)
-    grid.children = (base, *_rows(inputs), stack(sheets, first, unseen), frames)
+    grid.children = (base, *_rows(inputs), *turned, frames)
     return grid
 
 
@@ -336,11 +359,12 @@ def _only(value: Any) -> Each:
     return each
 
 
-def _render_leaves(
-    render: Render, first: Control, rest: Sequence[Control]
-) -> tuple[dict[tuple[int, ...], str], bool]:
-    """Render one leaf a combination of the other controls; say whether the first control changes any."""
-    varies = False
+_MARKS = ("data-c", "data-c1", "data-c2", "data-c3")
+"""Attributes that say for which values an alternative is shown: of the first control, and of those within."""
+
+
+def _every(control: Control, mark: str, varies: set[str]) -> Each:
+    """Give the `Each` of a control; its name joins ``varies`` once a text differs among its values."""
 
     def each(
         text: Callable[[Any], str],
@@ -348,25 +372,36 @@ def _render_leaves(
         *,
         tag: str = "b",
     ) -> str:
-        nonlocal varies
         alternatives: dict[tuple[str, str], list[str]] = {}
-        for k, value in enumerate(first.values):
+        for k, value in enumerate(control.values):
             key = (attributes(value) if attributes else "", text(value))
             alternatives.setdefault(key, []).append(str(k))
         if len(alternatives) == 1:
-            return _only(first.values[0])(text, attributes, tag=tag)
-        varies = True
+            return _only(control.values[0])(text, attributes, tag=tag)
+        varies.add(control.name)
         parts = []
         for (extra, inner), positions in alternatives.items():
             # Quotes cost two bytes in a page and four in its JSON, 100,000 times: leave out what HTML does.
             which = positions[0] if len(positions) == 1 else f'"{" ".join(positions)}"'
-            parts.append(f"<{tag} data-c={which}{' ' + extra if extra else ''}>{inner}</{tag}>")
+            parts.append(f"<{tag} {mark}={which}{' ' + extra if extra else ''}>{inner}</{tag}>")
         return "".join(parts)
 
+    return each
+
+
+def _render_leaves(
+    render: Render, first: Control, rest: Sequence[Control], within: Sequence[Control]
+) -> tuple[dict[tuple[int, ...], str], set[str]]:
+    """Render one leaf a combination of the other controls; name the controls that choose within one."""
+    varies: set[str] = set()
+    each = _every(first, _MARKS[0], varies)
+    inner = {
+        control.name: _every(control, mark, varies) for control, mark in zip(within, _MARKS[1:], strict=False)
+    }
     leaves = {}
     for chosen in itertools.product(*(range(len(control.values)) for control in rest)):
         values = {control.name: control.values[k] for control, k in zip(rest, chosen, strict=True)}
-        leaf = render(each, **values)
+        leaf = render(each, **values, **inner)
         if not isinstance(leaf, str):
             raise TypeError(f"render must return HTML as a str, found {type(leaf).__name__} for {values!r}")
         leaves[chosen] = leaf
@@ -374,10 +409,13 @@ def _render_leaves(
 
 
 def _refuse_idle_controls(
-    controls: Sequence[Control], leaves: dict[tuple[int, ...], str], varies: bool
+    turning: Sequence[Control],
+    rest: Sequence[Control],
+    leaves: dict[tuple[int, ...], str],
+    varies: set[str],
 ) -> None:
-    idle = [] if varies else [controls[0].name]
-    for i, control in enumerate(controls[1:]):
+    idle = [control.name for control in turning if control.name not in varies]
+    for i, control in enumerate(rest):
         by_others: dict[tuple[int, ...], set[str]] = {}
         for chosen, leaf in leaves.items():
             by_others.setdefault(chosen[:i] + chosen[i + 1 :], set()).add(leaf)
