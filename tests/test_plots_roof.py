@@ -194,6 +194,25 @@ def test_ceilings_stand_beside_the_datasheet_and_say_what_was_not_measured():
     )
 
 
+def test_a_sweep_stands_beside_ours_round_by_round_and_a_reading_that_is_missing_is_a_dash():
+    rounds = [
+        {"peers": {"event_loop": {"tflops": 49.0}, "do_bench": {"tflops": None}}},
+        {"peers": {"event_loop": {"tflops": 51.26}, "do_bench": {"tflops": 48.0}}},
+    ]
+    data = {
+        "roofs": {"fp32": {"burst": ceiling(50)}, "fp16": {"burst": ceiling(700)}},
+        "peers": {"fp32": rounds, "fp16": rounds[:1]},
+    }
+    turns = [
+        {"ours_tflops": 40.0, "peer_tflops": {"2048 × 2048 × 2048": 30.0, "4096 × 4096 × 4096": 41.0}},
+        {"ours_tflops": 42.0, "peer_tflops": {}},
+    ]
+    assert draw.beside_peers(recording(data), {"fp32": {"turns": turns}}).rows == (
+        ("fp32", "50.0 (45.0 to 55.0)", "49.0; 51.3", "–; 48.0", "40.0; 42.0", "41.0; –"),
+        ("fp16", "700.0 (630.0 to 770.0)", "49.0", "–", "not measured", "not measured"),
+    )
+
+
 # --- kernels under the roof -------------------------------------------------------------------------------
 
 
@@ -283,6 +302,18 @@ def test_the_idle_time_is_hatched_in_the_pages_own_colour():
     assert to_hex(gap.get_edgecolor()) == draw.plots.INK
 
 
+def test_shares_are_of_the_steps_own_time_and_the_last_is_what_lies_outside_its_kernels():
+    step = {
+        "step_ms": 10.0,
+        "busy_us": 9200.0,
+        "burst": {"least_over_step": 0.7, "expected_over_step": 0.801},
+        "every_call_alone": {"expected_over_step": 0.9},
+    }
+    table = draw.shares(recording({"x": 1}), {"made up": step})
+    assert table.rows == (("made up", "10.0", "70.0%", "80.1%", "90.0%", "8.0%"),)
+    assert len(table.header) == 6
+
+
 def test_losses_are_sorted_by_what_lies_beyond_the_bound_and_the_rest_is_summed():
     table = draw.losses(recording({"x": 1}), STEP, caption="made up", most=2)
     assert [line[0] for line in table.rows] == ["mm", "addmm", "all others"]
@@ -340,20 +371,60 @@ def test_the_chapter_lists_every_symbol_of_its_derivation():
         assert symbol in table
 
 
-def test_the_bursts_that_the_chapter_lists_were_reached_by_the_shapes_that_stand_beside_them():
+def test_the_bursts_that_the_chapter_compares_were_reached_by_the_shapes_that_it_names():
+    assert "528/512, 3.1 % more" in CHAPTER
+    assert (3072 // 256) * (5632 // 128) == 528 == 4 * 132
+    assert (4096 // 256) * (8448 // 128) == 8 * 132
+    assert (4096 // 256) * (4096 // 128) == 512 == 4 * 132 - 16
+    assert "nvjet_sm90_tst_256x128" in " ".join(load("ncu_speed_of_light")["lines"])
     by_hand = load("plain_products")["rates"]["torch.bfloat16"][2]
     assert (by_hand["m"], by_hand["n"], by_hand["k"]) == (4096, 4096, 8192)
-    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+\\\| \.0f` \| ([^|,]+,[^|]+?) \|", CHAPTER, re.MULTILINE))
-    assert rows["plain_products"].startswith("4,096 × 4,096 × 8,192")
-    for name, burst, shape, text in (
-        ("roofs_here", load("roofs_here")["bf16"]["burst"], [4096, 4096, 8192], "the same, by"),
-        (
-            "roofline_burst",
-            load("roofline_burst")["roofs"]["bf16"]["burst"],
-            [4096, 8448, 8192],
-            "4,096 × 8,448 × 8,192",
+    assert load("roofs_here")["bf16"]["burst"]["shape"] == [4096, 4096, 8192]
+    products = load("roofline_burst")["roofs"]["bf16"]["products"]
+    assert [products[place]["what"] for place in (8, 12, 14)] == [
+        "4096 × 4096 × 8192",
+        "4096 × 8448 × 8192",
+        "3072 × 5632 × 8192",
+    ]
+    assert products[12]["tflops"] == pytest.approx(products[14]["tflops"], rel=0.002)
+    assert load("step_budgets")["roofs"]["bf16"]["burst"]["shape"] == [3072, 5632, 8192]
+
+
+def test_the_rows_that_the_chapter_quotes_by_their_place_are_those_it_speaks_of():
+    calls, rows = load("night_step")["calls"], load("step_budgets")["steps"]["bf16_eager"]["rows"]
+    wide, narrow = [[16384, 50304]] * 2, [[16, 1024, 768]] * 2
+    known = {  # operation, shapes, types with the one that is written first, how often
+        "night_step.calls[15]": ("aten::copy_", wide, ["bfloat16", "float32"], 1),
+        "night_step.calls[2]": ("aten::copy_", wide, ["float32", "bfloat16"], 1),
+        "night_step.calls[22]": ("aten::copy_", narrow, ["bfloat16", "float32"], 49),
+        "night_step.calls[23]": ("aten::copy_", narrow, ["float32", "bfloat16"], 25),
+        "step_budgets.steps.bf16_eager.rows[41]": (
+            "aten::mm",
+            [[16384, 50304], [50304, 768]],
+            ["bfloat16"] * 2,
+            1,
         ),
-        ("step_budgets", load("step_budgets")["roofs"]["bf16"]["burst"], [6144] * 3, "6,144³"),
-    ):
-        assert burst["shape"] == shape
-        assert rows[name].startswith(text)
+    }
+    quoted = set(re.findall(r"night_step\.calls\[\d+\]|step_budgets\.steps\.\w+\.rows\[\d+\]", CHAPTER))
+    assert quoted == set(known)
+    for path, facts in known.items():
+        place = int(path.rstrip("]").split("[")[1])
+        found = (calls if path.startswith("night") else rows)[place]
+        assert (found["op"], found["shapes"], found["dtypes"], found["calls"]) == facts, path
+
+
+def test_the_points_that_the_chapter_quotes_by_their_place_are_those_it_speaks_of():
+    points = load("kernels_on_the_roof")["points"]
+    names = {
+        0: "add, 1 Ki",
+        2: "add, 1 Mi",
+        3: "add, 2 Mi",
+        4: "add, 2 Mi, L2 flushed",
+        5: "add, 128 Mi",
+        13: "product, 768 to 3,072",
+        15: "product, 4,096 wide",
+        16: "causal attention",
+    }
+    quoted = {int(place) for place in re.findall(r"kernels_on_the_roof\.points\[(\d+)\]", CHAPTER)}
+    assert quoted == set(names)
+    assert {place: points[place]["name"] for place in quoted} == names

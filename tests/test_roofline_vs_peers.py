@@ -19,40 +19,37 @@ STEPS = BUDGETS["steps"]
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
-# The one shape of the peers' list that ours lacks; 528 tiles of 128 × 256 are four whole waves of an H200.
-ONLY_THEIRS = "3072 × 5632 × 8192"
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_best_of_our_bursts_is_within_a_hundredth_of_the_best_of_the_peers(precision: str) -> None:
-    rounds = BURST["peers"][precision]
-    ours = max(row["ours_tflops"] for row in rounds)
-    theirs = max(peer["tflops"] for row in rounds for peer in row["peers"].values())
-    assert ours >= 0.99 * theirs
-    for row in rounds:
-        for peer in row["peers"].values():
-            # One round is not another: which shapes are tried a second time hangs on a first, hotter try.
-            assert row["ours_tflops"] >= 0.97 * peer["tflops"], row
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_where_a_peers_burst_is_ahead_it_is_by_the_one_shape_that_is_not_on_our_list(precision: str) -> None:
+def test_in_every_round_our_burst_is_level_with_the_best_of_the_peers_or_ahead(precision: str) -> None:
+    spread = BURST["roofs"][precision]["burst"]["iqr_tflops"]
     for row in BURST["peers"][precision]:
         for peer in row["peers"].values():
-            if peer["tflops"] > row["ours_tflops"]:
-                assert " × ".join(map(str, peer["shape"])) == ONLY_THEIRS
+            ahead = peer["tflops"] - row["ours_tflops"]
+            assert ahead < spread, row  # less than the middle half of our samples is wide
+            assert ahead < 0.002 * row["ours_tflops"], row
+
+
+def test_in_tf32_ours_leads_by_a_matrix_stored_transposed() -> None:
+    products = {row["what"]: row["tflops"] for row in BURST["roofs"]["tf32"]["products"]}
+    best = BURST["roofs"]["tf32"]["burst"]["what"]
+    assert best.endswith(", second matrix transposed")
+    theirs = max(row["peers"]["event_loop"]["tflops"] for row in BURST["peers"]["tf32"])
+    as_it_is = max(rate for what, rate in products.items() if "transposed" not in what)
+    assert products[best] > 1.01 * theirs
+    assert as_it_is == pytest.approx(theirs, rel=0.005)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_under_a_long_load_only_that_shape_is_well_ahead_of_ours_and_by_less_than_a_thirtieth(
-    precision: str,
-) -> None:
+def test_under_a_long_load_no_shape_of_the_peers_is_ahead_of_ours_by_a_hundredth(precision: str) -> None:
     load = LOADS[precision]
     roof = MeasuredRoofline.from_dict(load["roof"])
     assert roof.sustained[0].seconds >= 30
+    leads = []
     for turn in load["turns"]:
-        for shape, rate in turn["peer_tflops"].items():
-            assert turn["ours_tflops"] >= (0.97 if shape == ONLY_THEIRS else 0.985) * rate, (shape, rate)
+        best = max(turn["peer_tflops"].values())
+        assert best < 1.01 * turn["ours_tflops"], turn
+        leads.append(best < turn["ours_tflops"])
+    assert sum(leads) == (2 if precision in ("fp32", "tf32") else 1)  # as the chapter tells it
     last = load["turns"][-1]["ours_tflops"]
     assert roof.sustained[0].rate / 1e12 == pytest.approx(last, rel=0.02)  # still as hot after the 30 s
 
@@ -92,9 +89,10 @@ def test_a_budget_accounts_for_its_whole_step_and_its_trace_is_complete(name: st
     assert row["tokens_per_s"] == pytest.approx(BUDGETS["examples"] * 1024 / row["step_ms"] * 1e3)
 
 
-def test_a_step_that_was_timed_without_a_trace_is_not_longer_than_its_trace() -> None:
+def test_a_step_that_was_timed_without_a_trace_is_not_longer_than_its_trace_but_for_heat() -> None:
     for row in STEPS.values():
-        assert row["step_ms"] <= 1.01 * row["span_us"] / 1e3
+        # Timed step after step, hot; traced after a rest. The trace begins with a step's first kernel, too.
+        assert row["step_ms"] <= 1.02 * row["span_us"] / 1e3
         assert row["step_ms"] >= 0.99 * row["busy_us"] / 1e3
 
 
@@ -121,11 +119,27 @@ def test_what_the_roof_leaves_of_the_steps_is_where_the_book_says_it_is() -> Non
     assert sorted(lost, key=lambda name: -lost[name])[:3] == ["attention", "normalization", "copy or fill"]
 
 
-def test_a_reading_alone_that_is_longer_than_in_the_step_counts_with_the_steps() -> None:
-    """Attention's backward pass, measured alone after the traces, read its launch."""
-    for name in ("bf16_eager", "bf16_compiled"):
-        budget = StepBudget.from_dict(STEPS[name])
-        (row,) = (row for row in budget.rows if row.op == "aten::_cudnn_attention_backward")
-        assert row.alone_us is not None
-        assert row.alone_us > 2 * row.measured_us
-        assert row.reached_us == row.measured_us
+@pytest.mark.parametrize("name", ["bf16_eager", "bf16_compiled"])
+def test_attention_and_products_alone_take_what_they_take_in_a_bf16_step(name: str) -> None:
+    families = STEPS[name]["families"]
+    for family in ("attention", "product"):
+        sums = families[family]
+        assert sums["expected_us"] == pytest.approx(sums["measured_us"], rel=0.03), family
+    (row,) = (
+        row for row in StepBudget.from_dict(STEPS[name]).rows if row.op == "aten::_cudnn_attention_backward"
+    )
+    assert row.alone_us == pytest.approx(row.measured_us, rel=0.03)
+
+
+@pytest.mark.parametrize("name", ["fp32_eager", "fp32_compiled", "bf16_eager"])
+def test_with_every_call_alone_a_step_is_explained_to_a_tenth(name: str) -> None:
+    assert STEPS[name]["every_call_alone"]["expected_over_step"] == pytest.approx(1.0, abs=0.1)
+
+
+def test_what_misses_of_the_compiled_bf16_step_is_generated_kernels_and_what_lies_outside_kernels() -> None:
+    row = STEPS["bf16_compiled"]
+    share = row["every_call_alone"]["expected_over_step"]
+    assert share < 0.9  # the goal, missed
+    outside = 1 - row["busy_us"] / 1e3 / row["step_ms"]
+    generated = row["families"]["generated"]["loss_us"] / 1e3 / row["step_ms"]
+    assert share + outside + generated == pytest.approx(1.0, abs=0.03)

@@ -16,7 +16,17 @@ from gpucourse.units import format_bytes
 if TYPE_CHECKING:
     from gpucourse.recording import Recording
 
-__all__ = ["budgets", "ceilings", "losses", "on_the_roof", "products", "streams", "under_load"]
+__all__ = [
+    "beside_peers",
+    "budgets",
+    "ceilings",
+    "losses",
+    "on_the_roof",
+    "products",
+    "shares",
+    "streams",
+    "under_load",
+]
 
 _COLOURS = {"fp32": plots.GREEN, "tf32": plots.PURPLE, "bf16": plots.BLUE, "fp16": plots.BLUE}
 _PALETTE = (plots.BLUE, plots.GREEN, plots.ORANGE, plots.PURPLE, "#a8830f")
@@ -249,6 +259,56 @@ def _ceiling(found: Mapping[str, Any] | None, sheet: float | None) -> tuple[str,
         "unavailable" if sheet is None else f"{found['tflops'] / sheet:.0%} of {sheet:,.4g}",
         _shape(found["shape"]),
     )
+
+
+def beside_peers(burst: Recording, hot: Mapping[str, Any]) -> plots.Table:
+    """Tabulate our best product beside those of the peers' sweeps, round by round and turn by turn.
+
+    Parameters
+    ----------
+    burst
+        The recording `roofline_burst`.
+    hot
+        By precision, what `roofline_sustained_full` and `roofline_sustained_half` hold of it; one that is absent
+        was not kept under load.
+
+    Returns
+    -------
+    Table
+        One row a precision, all rates in TFLOP/s.
+    """
+    rows = []
+    for precision, rounds in burst["peers"].items():
+        best = burst["roofs"][precision]["burst"]
+        sweeps = [[row["peers"][name]["tflops"] for row in rounds] for name in ("event_loop", "do_bench")]
+        turns = hot[precision]["turns"] if precision in hot else ()
+        rows.append(
+            (
+                precision,
+                f"{best['tflops']:,.1f} ({best['low_tflops']:,.1f} to {best['high_tflops']:,.1f})",
+                *(_in_turn(rates) for rates in sweeps),
+                _in_turn([turn["ours_tflops"] for turn in turns]),
+                _in_turn([max(turn["peer_tflops"].values(), default=None) for turn in turns]),
+            )
+        )
+    header = (
+        "Precision",
+        "Burst (middle half)",
+        "Event pairs",
+        "do_bench",
+        "Hot",
+        "Event pairs, hot",
+    )
+    return plots.Table(
+        header,
+        tuple(rows),
+        caption="The best product in TFLOP/s, ours and by two usual sweeps: bursts by round, hot by turn",
+        source=burst,
+    )
+
+
+def _in_turn(rates: Sequence[float | None]) -> str:
+    return "; ".join("–" if rate is None else f"{rate:,.1f}" for rate in rates) or "not measured"
 
 
 # --- kernels under the roof -------------------------------------------------------------------------------
@@ -503,6 +563,47 @@ def _patch(colour: str) -> Any:
     from matplotlib.patches import Patch
 
     return Patch(facecolor=colour, edgecolor=plots.INK, linewidth=0.4)
+
+
+def shares(source: Recording, steps: Mapping[str, Mapping[str, Any]]) -> plots.Table:
+    """Tabulate what share of a step's own time its calls account for, the more of them measured alone.
+
+    Parameters
+    ----------
+    source
+        The recording that the steps come from.
+    steps
+        By label, a step of `step_budgets`: ``step_ms``, ``busy_us``, and the totals ``burst`` and
+        ``every_call_alone``.
+
+    Returns
+    -------
+    Table
+        One row a step. The last column is what remains of the step's time beside that of its traced kernels.
+    """
+    rows = []
+    for label, step in steps.items():
+        found = (
+            step["burst"]["least_over_step"],
+            step["burst"]["expected_over_step"],
+            step["every_call_alone"]["expected_over_step"],
+            1 - step["busy_us"] / 1e3 / step["step_ms"],
+        )
+        rows.append((label, f"{step['step_ms']:,.1f}", *(f"{share:.1%}" for share in found)))
+    header = (
+        "Step",
+        "ms, unwatched",
+        "Least times",
+        "Products and attention alone",
+        "Every call alone",
+        "Outside the kernels",
+    )
+    return plots.Table(
+        header,
+        tuple(rows),
+        caption="Shares of a step's own time: the roof, then calls at what they take alone, where that is known",
+        source=source,
+    )
 
 
 def losses(source: Recording, step: Mapping[str, Any], *, caption: str, most: int = 12) -> plots.Table:
