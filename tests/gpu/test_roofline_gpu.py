@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -12,10 +13,11 @@ torch = pytest.importorskip("torch")
 
 from gpucourse import cli, hardware  # noqa: E402
 from gpucourse.environment import Environment  # noqa: E402
-from gpucourse.kernels import trace  # noqa: E402
+from gpucourse.kernels import KernelTrace, trace  # noqa: E402
 from gpucourse.roofline import (  # noqa: E402
     MeasuredRoofline,
     Roofline,
+    StepBudget,
     generated_arguments,
     measure_roofline,
     shape_ceilings,
@@ -157,21 +159,62 @@ def test_a_training_step_learns_on_the_device_in_every_precision_it_has(step_par
         assert losses[-1].item() < 0.5 * losses[0].item(), precision
 
 
+def whole_trace(step: Callable[[], object]) -> KernelTrace:
+    """Trace a step until the profiler lost nothing: what it loses is no fault of a budget."""
+    missing = []
+    for _ in range(3):
+        traced = trace(step)
+        if traced.complete:
+            return traced
+        missing.append(f"{traced.missing} of {traced.launches}")
+    pytest.fail(f"three traces of a step, and each lacks kernels: {', '.join(missing)}")
+
+
+def faults(budget: StepBudget) -> list[str]:
+    """Say what is wrong with an eager step's budget, in words.
+
+    Shares are of the time in which kernels ran. Of the span they would judge the host as well, which the profiler
+    slows, the more so the more was traced in this process before.
+    """
+    least, reached = budget.least_us / budget.busy_us, budget.reached_us / budget.busy_us
+    found = []
+    if not budget.uncounted_us < 0.01 * budget.busy_us:
+        missing = {row.op: row.reason for row in budget.rows if row.least_us is None}
+        found.append(f"{budget.uncounted_us:.0f} µs are without a count: {missing}")
+    if not 0.5 < least < 1.05:
+        found.append(f"the least times are {least:.1%} of the kernels' time, wanted 50 to 105 %")
+    if not least < reached < 1.05:
+        found.append(
+            f"as reached alone {reached:.1%}: wanted above the least times' {least:.1%}, below 105 %"
+        )
+    for row in budget.rows:
+        if row.family not in ("product", "attention"):
+            continue
+        if row.alone_us is None:
+            found.append(f"{row.op} {row.shapes_text()} was not measured alone")
+    for family in ("product", "attention"):
+        rows = [row for row in budget.rows if row.family == family and row.alone_us is not None]
+        alone = sum(row.alone_us or 0.0 for row in rows)
+        measured = sum(row.measured_us for row in rows)
+        # A reading of the launch instead of the kernel was twice the kernel's time; a hot card's clock is a fifth.
+        if rows and not 0.7 * measured < alone < 1.4 * measured:
+            found.append(f"{family}: {alone:.0f} µs alone, {measured:.0f} µs in the step")
+    return found
+
+
 def test_an_eager_step_is_explained_call_by_call(step_parts, roofs) -> None:
     model, optimizer, batch = step_parts
     for precision in ("fp32", half()):
-        traced = trace(lambda precision=precision: plain_step(model, optimizer, *batch, precision))
-        assert traced.complete
-        alone = shape_ceilings(traced)
-        budget = step_budget(traced, roofs, alone=alone)
+        traced = whole_trace(lambda precision=precision: plain_step(model, optimizer, *batch, precision))
+        budget = step_budget(traced, roofs, alone=shape_ceilings(traced))
         print(precision, budget)
         print("\n".join("  ".join(row) for row in budget.table(12)))
-        assert budget.uncounted_us < 0.01 * budget.busy_us
         assert budget.busy_us == pytest.approx(traced.busy_us)
-        assert 0.5 < budget.explained < 1.05
-        assert budget.explained < budget.explained_as_reached < 1.05
-    products = [row for row in budget.rows if row.family == "product"]
-    assert all(row.alone_us is not None for row in products)
+        parts = budget.least_us + budget.beyond_us + budget.uncounted_us + budget.gap_us
+        assert parts == pytest.approx(budget.span_us + budget.overlap_us)
+        found = faults(budget)
+        roof = roofs[precision].roofline
+        assert not found, f"{precision}, roof {roof}: {'; '.join(found)}; {budget}"
 
 
 @ON_H200
