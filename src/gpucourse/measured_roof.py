@@ -464,14 +464,15 @@ def measure_roofline(
         "fp32" (tf32 off), "tf32", "bf16", "fp16", "fp64", or a torch dtype; torch.float32 follows
         ``allow_tf32`` as it stands, and the result says which.
     shapes
-        Products to try, (m, n, k) each, or a width alone for a square; `SHAPES` by default, and (4096, 64 for
-        each multiprocessor, 8192). Those that do not fit in half of the free memory are left out. Each is
-        measured with both matrices as they are and with the second one stored transposed.
+        Products to try, (m, n, k) each, or a width alone for a square; `SHAPES` by default, and two whose tiles
+        come out even on this GPU: (4096, 64 for each multiprocessor, 8192), and 3072 rows by as many columns as
+        make four whole waves of 128 × 256 tiles. Those that do not fit in half of the free memory are left out.
+        Each is measured with both matrices as they are and with the second one stored transposed.
     streams
         Kinds of stream, names of `STREAMS`. Each array holds fp32 numbers in 2**31 bytes, or an eighth of the
         free memory where that is less, and both directions count.
     sustained_s
-        Seconds of long load after the bursts, on the three best products in turn; 0 for none. Some 30 s
+        Seconds of long load after the bursts, on the six best products in turn; 0 for none. Some 30 s
         bring a large card to the clock that its power limit allows. The rates are those of the last third.
 
     Returns
