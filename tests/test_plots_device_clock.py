@@ -560,3 +560,25 @@ def test_the_other_timers_err_as_the_chapter_says(rec: dict[str, Recording]) -> 
     assert within("time_cuda") > within("do_bench_cudagraph") > max(map(within, others))
     marks_us = rec["timing_vs_peers"]["cases"]["add 1 Mi fp32"]["methods"]["do_bench"]["error_us"]
     assert 1.0 < marks_us < 4.0
+
+
+def test_only_fp32_ends_at_the_datasheets_figure_when_the_clock_is_at_its_highest() -> None:
+    device = hardware.device("H200")
+    assert device.peak_flops_at_clock("fp32") == pytest.approx(device.peak_flops("fp32"), rel=0.01)
+    assert device.peak_flops_at_clock("bf16") > 1.05 * device.peak_flops("bf16")
+
+
+def test_the_pair_on_an_idle_queue_was_read_on_a_host_that_the_profiler_had_slowed(
+    rec: dict[str, Recording],
+) -> None:
+    process, idle_us = rec["profiled_process"], rec["launches_between"]["idle_us"]
+    assert idle_us > 1.2 * process["before"]["pair_us"]
+    assert idle_us == pytest.approx(process["after"]["pair_us"], rel=0.1)
+
+
+def test_the_second_table_of_ways_says_that_its_readings_were_watched(rec: dict[str, Recording]) -> None:
+    idle = rec["short_kernels"]["rows"]["add_1Ki_fp32"]["pair_idle"]
+    assert idle["profiled_us"] - idle["kernel_us"] > idle["plain_us"]  # it would contradict the first table
+    assert "while nothing watches" in draw.ways(rec["short_kernels"]).caption
+    for against in ("kernel_us", "period_us"):
+        assert "under the profiler" in draw.ways(rec["short_kernels"], against=against).caption

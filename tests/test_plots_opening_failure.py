@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpucourse.plots import opening_failure as draw
-from gpucourse.recording import Recording
+from gpucourse.recording import Recording, load
 
 H200 = {"gpu": "NVIDIA H200", "date": "2026-12-01T00:00:00", "torch": "2.11.0"}
 UNKNOWN = {**H200, "gpu": "Some New GPU"}
@@ -145,3 +145,44 @@ def test_a_chart_is_a_picture_with_words_a_table_and_its_source(chart: Any) -> N
     assert "Data table" in page
     assert "recorded on NVIDIA H200" in page
     assert len(chart.alt) > 100
+
+
+# --- what the chapter says of its recordings: a re-recording that contradicts a sentence fails here
+
+
+def test_the_description_names_the_rows_whose_first_reading_is_impossible_and_promises_no_doubling() -> None:
+    chart = draw.one_step_read_twice(load("one_step_read_twice"), FLOP)
+    impossible = [str(row[0]) for row in chart.rows if row[4] == "impossible"]
+    assert f"below the dashed least time at {', '.join(impossible)} rows" in chart.alt
+    assert "dashed" not in draw.one_step_read_twice(_clocks(25.0, UNKNOWN), FLOP).alt
+    readings = load("one_step_read_twice")["readings"]
+    for rows in (1, 2, 4, 8):  # "double the rows and see whether it doubles" would refuse an honest clock
+        growth = readings[str(2 * rows)]["done_ms"] / readings[str(rows)]["done_ms"]
+        assert 1.5 < growth < 1.9
+
+
+def test_the_cards_label_is_in_gib_as_the_message_shows() -> None:
+    capacity = load("night_fails")["amounts"]["capacity"]
+    assert 139 < capacity / 2**30 < 141  # "a little under the label"
+    assert capacity / 1e9 > 145
+
+
+def test_the_plans_nine_tenths_hold_the_largest_steps_tensors_and_not_what_is_reserved() -> None:
+    largest = load("largest_by_trying")["largest"]
+    assert largest["allocated_bytes"] < 0.9 * 24e9 < largest["reserved_bytes"] < 24e9
+
+
+def test_what_the_output_layers_line_had_is_one_result_of_the_last_norm() -> None:
+    found = {label: held for label, _, held, *_ in load("night_statement")["largest"]}
+    one = 32 * 1024 * 768 * 4
+    label, _, held, *_ = load("night_statement")["largest"][4]
+    assert label.startswith("gpt.py:")
+    assert one <= held < 1.01 * one
+    assert max(found, key=lambda name: found[name]) == load("night_statement")["largest"][0][0]
+
+
+def test_the_refused_sizes_were_refused_for_the_cause_that_the_chapter_names() -> None:
+    trials = load("largest_by_trying")
+    steps = {int(rows): len(trial["step_ms"]) for rows, trial in trials["tried"].items() if trial["message"]}
+    assert {rows for rows, done in steps.items() if done == 1} == {17, 18}  # "in the second"
+    assert all(done == 0 for rows, done in steps.items() if rows >= 20)  # "in the first step"

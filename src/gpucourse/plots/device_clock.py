@@ -375,8 +375,8 @@ def readings_per_call(source: Recording) -> plots.Chart:
     return plots.Chart(
         fig,
         caption=(
-            "One tiny addition, read in five places along the same idea: what the two events cost is shared by "
-            "more calls, and what a launch costs the device goes when the launches become one."
+            "One tiny addition, by the number of calls between two events: what the events cost is shared by more "
+            "calls, and what a launch costs the device goes when the launches become one."
         ),
         alt=(
             "Line chart, both axes logarithmic: microseconds a call against the number of calls between two "
@@ -454,9 +454,12 @@ def ways(source: Recording, *, against: str = "") -> plots.Table:
             ("profiler, in the graph", *(_us(row["graph_40"]["kernel_us"]) for row in cases.values()))
         )
     captions = {
-        "": "Six kernels, read in every way; last, the profiler's kernel time of the launches in the graph",
-        "kernel_us": "Reading less the profiler's kernel time of the same launches, µs a call",
-        "period_us": "Reading less the profiler's first start to last end, same launches, µs a call",
+        "": (
+            "Six kernels, read in every way while nothing watches; last, the profiler's kernel time of the "
+            "launches in the graph"
+        ),
+        "kernel_us": "Reading under the profiler less its kernel time of the same launches, µs a call",
+        "period_us": "Reading under the profiler less its first start to last end, same launches, µs a call",
     }
     header = ("Way", *(_CASES.get(label, label) for label in cases))
     return plots.Table(header, tuple(rows), caption=captions[against], source=source)

@@ -244,8 +244,8 @@ def working_sets(source: Recording) -> plots.Chart:
         fig,
         caption=f"A copy within the device, repeated. Dashed: {'; '.join(told)}.",
         alt=(
-            "Dots: time of a copy against its working set. Small sets follow a flat line, sets beyond the L2 a "
-            "steeper one; between half of the L2 and its size the dots pass from one to the other."
+            "Dots: time of a copy against its working set. Small sets follow a slowly rising line, sets well beyond "
+            "the L2 a steeper one; from about half of the L2 on the dots pass from one to the other."
         ),
         header=("Working set", "Part of the L2", "Time", "Bytes over time"),
         rows=[
@@ -790,11 +790,12 @@ def starving(source: Recording) -> plots.Chart:
         fig,
         caption=(
             "A step behind a loader that tokenizes. Bars are measured, orange strokes are "
-            "max(compute, load / workers), and the sum where one process waits and loads in turn."
+            "max(compute, load / workers), and the sum where one process waits and loads in turn. A stroke takes "
+            "the mean of all batches, a bar only the steps after the first few."
         ),
         alt=(
-            "Bar chart: step time by number of workers, with the predicted value as a stroke. It falls with "
-            "the workers until it reaches the device's own time."
+            "Bar chart: step time by number of workers, with the predicted value as a stroke. From one worker on "
+            "it falls, until it reaches the device's own time."
         ),
         header=(
             "Workers",

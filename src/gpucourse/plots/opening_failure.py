@@ -180,6 +180,16 @@ def one_step_read_twice(clocks: Recording, flop_a_token: float) -> plots.Chart:
             return f"limit unavailable for {gpu}"
         return "impossible" if reading["returned_ms"] < least else "not refuted"
 
+    verdicts = [
+        judged(reading, least)
+        for reading, least in zip(readings, least_ms or itertools.repeat(None), strict=False)
+    ]
+    refuted = [
+        reading["rows"]
+        for reading, verdict in zip(readings, verdicts, strict=True)
+        if verdict == "impossible"
+    ]
+    below = f", below the dashed least time at {', '.join(map(str, refuted))} rows" if refuted else ""
     return plots.Chart(
         fig,
         caption=(
@@ -188,8 +198,8 @@ def one_step_read_twice(clocks: Recording, flop_a_token: float) -> plots.Chart:
         ),
         alt=(
             "Line chart, both axes logarithmic: milliseconds against the rows of the microbatch. The reading "
-            "after a wait doubles with the rows. The reading at the return of the step stays nearly level, and "
-            "falls below the dashed least time where the rows are many."
+            "after a wait rises with the rows. The reading at the return of the step stays nearly "
+            f"level{below}."
         ),
         header=(
             "Rows",
@@ -197,7 +207,7 @@ def one_step_read_twice(clocks: Recording, flop_a_token: float) -> plots.Chart:
             "After a wait",
             "Least time",
             "First reading",
-            "Each twice the last",
+            "Growth of the two readings",
         ),
         rows=[
             (
@@ -205,11 +215,11 @@ def one_step_read_twice(clocks: Recording, flop_a_token: float) -> plots.Chart:
                 plots.unbroken_ms(reading["returned_ms"]),
                 plots.unbroken_ms(reading["done_ms"]),
                 "unavailable" if least is None else plots.unbroken_ms(least),
-                judged(reading, least),
+                verdict,
                 "" if before is None else _growth(before, reading),
             )
-            for before, reading, least in zip(
-                [None, *readings[:-1]], readings, least_ms or itertools.repeat(None), strict=False
+            for before, reading, least, verdict in zip(
+                [None, *readings[:-1]], readings, least_ms or itertools.repeat(None), verdicts, strict=False
             )
         ],
         source=clocks,
