@@ -9,6 +9,7 @@ import pytest
 from gpucourse import plots
 from gpucourse.plots import launch_bound as draw
 from gpucourse.recording import Recording, load
+from gpucourse.simulator import Kernel, SimulatedDevice
 
 H200 = {"gpu": "NVIDIA H200", "date": "2026-12-01T00:00:00", "torch": "2.11.0"}
 
@@ -268,7 +269,52 @@ def test_a_wait_makes_the_next_launch_dear_and_its_likes_before_it_hardly() -> N
     assert both - wait < 0.2 * (wait - same)
     way = load("hundred_ways")["ways"][3]
     assert way["way"] == "y + 100"
-    assert way["first_host_ms"] > 2 * way["host_ms"]
+    # What other calls leave behind costs more than the wait, which both readings have before them.
+    assert 1e3 * (way["first_host_ms"] - way["host_ms"]) > 4 * (wait - same)
+
+
+def test_with_a_record_in_between_a_wait_explains_little_of_what_the_products_launch_costs() -> None:
+    sweep, hundred = load("chain_sweep"), load("hundred_additions")
+    same, wait = (row["host_us"] for row in load("after_a_wait")["after"][:2])
+    after_us = sweep["chains"][0]["host_us"] - sweep["host_us"]
+    assert 0 < after_us < 0.5 * (wait - same)
+    over_us = 1e3 * (hundred["product"]["host_ms"] - hundred["additions"]["host_ms"] / 100)
+    assert after_us < 0.5 * over_us
+
+
+def test_of_an_addition_queued_beforehand_the_kernel_itself_is_half() -> None:
+    each_us = load("hundred_additions")["additions"]["device_ms"] * 10
+    assert load("hundred_timeline")["kernel_us"] / each_us == pytest.approx(0.5, abs=0.1)
+
+
+def test_kernels_that_are_launched_separately_follow_each_other_less_closely_than_a_graphs() -> None:
+    fifty, four_hundred = (load("chain_sweep")["chains"][k] for k in (5, 8))
+    assert (fifty["kernels"], four_hundred["kernels"]) == (50, 400)
+
+    def each_us(field: str) -> float:
+        return 1e3 * (four_hundred[field] - fifty[field]) / 350
+
+    assert each_us("graph_ms") == pytest.approx(each_us("graph_device_ms"), rel=0.02)
+    assert each_us("device_ms") > 1.5 * each_us("graph_ms")
+
+
+def test_one_process_reads_two_paces_for_the_same_loop() -> None:
+    elapsed_us = load("compiled_chains")["hundred_additions"]["eager"]["host_ms"] * 10
+    tight_us = load("host_parts")["hundred_additions"]["eager_us"] / 100
+    assert elapsed_us > 1.2 * tight_us
+    assert not 0.9 < tight_us / load("chain_sweep")["host_us"] < 1.1
+
+
+def test_two_unequal_halves_take_longer_than_host_or_device_needs() -> None:
+    device, many = SimulatedDevice(launch_us=0.0), 1000
+    for host_ms, kernels_ms in ((15, 8), (8, 15)):
+        for _ in range(many):
+            device.sleep(host_ms * 1e3 / many)
+            device.launch(Kernel(duration_us=kernels_ms * 1e3 / many))
+    assert device.perf_counter() * 1e3 == pytest.approx(23)  # what the host needs
+    assert sum(span.end_us - span.start_us for span in device.history if span.kind == "kernel") == 23_000
+    device.synchronize()
+    assert device.perf_counter() * 1e3 == pytest.approx(30, abs=0.1)
 
 
 def test_the_nights_step_is_its_hosts_up_to_four_rows_and_the_devices_with_sixteen() -> None:
@@ -286,6 +332,10 @@ def test_the_nights_step_is_its_hosts_up_to_four_rows_and_the_devices_with_sixte
     assert 7.5 < (four["host_ms"] - one["busy_ms"]) / a_row_ms + 1 < 8.5
     assert sixteen["elapsed_ms"] == pytest.approx(one["busy_ms"] + 15 * a_row_ms, rel=0.06)
     assert eight["elapsed_ms"] > 1.1 * max(eight["host_ms"], eight["busy_ms"])
+    over_ms = [step["elapsed_ms"] - max(step["host_ms"], step["busy_ms"]) for step in (eight, sixteen)]
+    assert over_ms[0] > 2 * over_ms[1] > 0
+    rest = {key: full[key] - update[key] for key in ("host_ms", "launches")}  # forward and backward
+    assert rest["host_ms"] / rest["launches"] > 4 * update["host_ms"] / update["launches"]
     assert sixteen["busy_ms"] > sixteen["host_ms"]
     window = 12e9 / (8 * 3600)
     assert max(sixteen["tokens_per_s"], night["graph"]["tokens_per_s"]) < window

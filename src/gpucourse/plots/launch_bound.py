@@ -217,7 +217,7 @@ def by_elements(source: Recording, predictions: Mapping[tuple[int, int], Mapping
         alt=(
             "Line chart, both axes logarithmic: time of a hundred additions against elements. The curve as "
             "launched is level at first and then rises to meet the device's own, which lies far below it at "
-            "the small end. The graph's curve stays close to the device's. The dashed prediction follows "
+            "the small end. The graph's curve runs a little below the device's. The dashed prediction follows "
             "the curve as launched."
         ),
     )
