@@ -374,6 +374,10 @@ def test_the_wait_costs_where_the_chapter_says_that_it_does(rec: dict[str, Recor
     assert waits["host_behind_others_us"] > waits["pair_behind_others_us"] + 1000
     assert waits["pair_around_a_pause_us"] > 2 * waits["pair_behind_others_us"] + 4500
     assert waits["read_at_once"].startswith("RuntimeError")
+    assert waits["pair_us"] > waits["host_waited_us"]  # where the second should hold more
+    assert "after the way with the pause" in draw.where_to_wait(waits).caption
+    turned = _recording({**waits.data, "pair_us": waits["host_waited_us"] - 1})
+    assert "pause" not in draw.where_to_wait(turned).caption
     assert rec["opening_example"]["ms"] * 1e3 == pytest.approx(waits["pair_behind_others_us"], rel=0.03)
 
 

@@ -227,10 +227,16 @@ def where_to_wait(source: Recording) -> plots.Table:
     }
     rows = [(text, _us(source[f"{key}_us"]), what) for key, (text, what) in labels.items()]
     rows.append(("event pair, read at once", str(source["read_at_once"]), "nothing"))
+    caption = "One fp32 product of width 2,048, the wait in seven places"
+    if source["pair_us"] > source["host_waited_us"]:
+        caption += (
+            ". The first reads more than the second, in which there is more: its turn comes after the way with the "
+            "pause, and a host that has rested may launch more slowly"
+        )
     return plots.Table(
         ("Timer", "Reading", "What is in it"),
         tuple(rows),
-        caption="One fp32 product of width 2,048, the wait in seven places",
+        caption=caption,
         source=source,
     )
 
