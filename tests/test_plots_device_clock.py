@@ -586,3 +586,14 @@ def test_the_second_table_of_ways_says_that_its_readings_were_watched(rec: dict[
     assert "while nothing watches" in draw.ways(rec["short_kernels"]).caption
     for against in ("kernel_us", "period_us"):
         assert "under the profiler" in draw.ways(rec["short_kernels"], against=against).caption
+
+
+def test_the_places_that_the_prose_counts_to_are_the_calls_that_it_names(rec: dict[str, Recording]) -> None:
+    calls = [call["call"] for call in rec["first_calls"]["calls"]]
+    assert calls[0] == "torch.zeros(1, device='cuda')"
+    assert [calls[place][-6:] for place in (2, 6, 7, 9, 10, 13)] == [f"call {k}" for k in (1, 5, 1, 3, 1, 1)]
+    assert [word in calls[place] for place, word in ((7, "1,999"), (10, "fp16"), (13, "softmax"))] == [
+        True
+    ] * 3
+    assert [rec["launches_between"]["counts"][place] for place in (0, 7)] == [1, 200]
+    assert rec["kernels_on_the_roof"]["points"][0]["name"] == "add, 1 Ki"

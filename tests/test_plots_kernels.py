@@ -384,3 +384,22 @@ def test_the_grid_of_small_half_precision_squares_did_not_grow_with_the_width() 
     fp32 = {point["width"]: point for point in recording.load("square_widths")["fp32"]}
     assert fp32[3072]["fills"] == 1
     assert fp32[3072]["blocks"] > 24 * 12
+
+
+def test_the_places_that_the_prose_counts_to_are_the_sizes_that_it_names() -> None:
+    steps = recording.load("width_steps")["columns_2048"]
+    for place, rows in {6: 448, 12: 832, 31: 2048, 32: 2112, 65: 4224, 72: 4672, 75: 4864, 97: 6272}.items():
+        assert steps[place]["rows"] == rows
+    for points in (recording.load("square_widths")["fp32"], recording.load("square_widths")["bf16"]):
+        for place, width in {0: 256, 2: 512, 4: 1024, 6: 2048, 7: 3072, 8: 4096, 9: 6144, 10: 8192}.items():
+            assert points[place]["width"] == width
+    chain = [kernel["op"] for kernel in recording.load("layer_norm_traces")["chain"]["kernels"]]
+    assert chain[1:3] == ["aten::sub", "aten::mul"]
+    assert recording.load("chain_by_rows")["points"][0]["rows"] == 8
+
+
+def test_what_the_library_reaches_is_the_prose_of_the_index_three_quarters_and_more() -> None:
+    squares = recording.load("square_widths")
+    for precision, peak_tflops in (("fp32", 67), ("bf16", 989)):
+        point = squares[precision][8]
+        assert 2 * point["width"] ** 3 / point["median_ms"] / 1e9 > 0.75 * peak_tflops

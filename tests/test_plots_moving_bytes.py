@@ -403,3 +403,20 @@ def test_a_transposed_copy_is_slower_where_it_breaks_up_rows_than_where_they_sta
     moved = 2 * 32 * 1024 * 768 // 2 * 4  # half of the heads, read and written
     assert moved == 100_663_296  # the chapter's figure
     assert moved / views["busy_us"] > 1.5 * apart["square_bytes"] / apart["turned_us"]
+
+
+def test_the_places_that_the_prose_counts_to_are_the_sizes_that_it_names() -> None:
+    kib, mib = 2**10, 2**20
+    for name, sizes in {
+        "copy_sizes": {0: kib, 6: 64 * kib, 7: 128 * kib, 18: 256 * mib},
+        "held_behind_work": {3: 128 * kib, 10: 4 * mib},
+        "absorbed_copies": {3: 64 * kib},
+        "pinning": {0: 128 * kib, 1: 2 * mib, 3: 256 * mib},
+    }.items():
+        rows = load(name)["rows"]
+        assert {place: rows[place]["bytes"] for place in sizes} == sizes
+    assert [row["stride"] for row in load("far_apart")["rows"]][3:7] == [8, 16, 32, 64]
+    ways = [(run["workers"], run["wait"]) for run in load("starving_loader")["runs"]]
+    assert ways == [(0, True), (0, False), (1, False), (2, False), (3, False), (4, False)]
+    sets, l2_bytes = load("working_sets")["rows"], load("working_sets")["l2_bytes"]
+    assert [round(sets[place]["bytes"] / l2_bytes, 3) for place in (1, 7)] == [0.125, 0.5]  # the road's two
