@@ -58,6 +58,39 @@ def test_a_sum_along_memory_leaves_one_number_a_block() -> None:
     assert 0 < reduction_bytes((4096, 4096), (4096, 1), (0, 1), 4, Card()) < 100_000
 
 
+def test_attention_in_fp32_writes_a_product_before_the_query_s_sums() -> None:
+    q = shape(8, 12, 1024, 64)
+    measured = [(25_165_824, 393_216), (393_216, 25_190_400)]
+    assert (
+        scratch_bytes("aten._scaled_dot_product_efficient_attention_backward", (q, q, q, q), Card())
+        == measured
+    )
+
+
+def test_attention_in_16_bits_makes_the_product_inside_its_kernel() -> None:
+    q = shape(8, 12, 1024, 64, dtype=torch.bfloat16)
+    found = scratch_bytes("aten._scaled_dot_product_efficient_attention_backward", (q, q, q, q), Card())
+    assert found == [(393_216, 25_190_400)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words", "width", "pieces"),
+    [((8, 1024), 50304, 768, 27_681_792), ((64, 256), 10_000, 512, 23_834_624)],
+)
+def test_an_embedding_s_gradient_leaves_room_for_the_most_pieces(
+    tokens: tuple[int, int], words: int, width: int, pieces: int
+) -> None:
+    args = (shape(*tokens, width), shape(*tokens, dtype=torch.int64), words, -1, False)
+    ((sort, found),) = scratch_bytes("aten.embedding_dense_backward", args, Card())  # type: ignore[misc, union-attr]
+    assert found == pieces
+    assert sort == 7 * 8 * tokens[0] * tokens[1]
+
+
+def test_few_tokens_are_summed_without_a_sort() -> None:
+    args = (shape(1024, 768), shape(1024, dtype=torch.int64), 1024, -1, False)
+    assert scratch_bytes("aten.embedding_dense_backward", args, Card()) == 0
+
+
 def convolve(layer: nn.Module, *size: int, dtype: torch.dtype = torch.float32, **options: Any) -> StepMemory:
     x = shape(*size, dtype=dtype).to(**options)
     return predict_step_memory(

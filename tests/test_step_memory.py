@@ -171,6 +171,20 @@ def test_autocast_keeps_each_weight_s_cast_until_the_backward_pass_frees_it() ->
     assert casts == [2 * 64 * 64] * 8  # four weights, two steps
 
 
+def test_autocast_casts_the_last_argument_first() -> None:
+    # A device's history of the same product has the bias's cast, the weight's and then the input's.
+    found = predict_step_memory(
+        nn.Linear(300, 700),
+        torch.empty(5000, 300),
+        loss=lambda model, x: model(x).float().sum(),
+        precision="bf16",
+    )
+    trace = found.trace
+    begun = next(first for first, step, phase, _ in trace.marks if (step, phase) == (1, "forward"))
+    sizes = [trace.sizes[event] for event in trace.events[begun : begun + 3]]
+    assert sizes == [2 * 700, 2 * 300 * 700, 2 * 5000 * 300]
+
+
 def test_a_weight_used_twice_under_autocast_is_cast_once() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -146,9 +146,11 @@ def _kernel(name: str, device: Any) -> Callable[..., Any]:
         return value
 
     def call(cast: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
-        return operator(
-            *(mapped(cast, a) for a in args), **{name: mapped(cast, value) for name, value in kwargs.items()}
-        )
+        # The last argument is cast first: the kernel casts them all in one call, and GCC, which builds torch for
+        # CUDA, evaluates a call's arguments from right to left. It decides which free block each cast is cut from.
+        given = [*args, *kwargs.values()]
+        made = [mapped(cast, value) for value in reversed(given)][::-1]
+        return operator(*made[: len(args)], **dict(zip(kwargs, made[len(args) :], strict=True)))
 
     def to_fp32(tensor: Any) -> Any:
         return tensor.to(torch.float32) if _eligible(tensor) else tensor

@@ -34,8 +34,15 @@ class Card:
     threads: int = 2048
 
 
-def scratch_bytes(operator: str, args: tuple[Any, ...], card: Card) -> int | tuple[int, ...]:
-    """Count what an operator takes and gives back, in bytes; one number for each result where it works on one by one.
+Scratch = int | tuple[int, ...] | list[tuple[int, ...]]
+"""Bytes that are taken and given back: at once; one number for each result; or together, one tuple after the other."""
+
+
+def scratch_bytes(operator: str, args: tuple[Any, ...], card: Card) -> Scratch:
+    """Count what an operator takes and gives back, in bytes.
+
+    One number; a tuple with one for each result, where it works on one by one; or a list of tuples, where several
+    blocks live together and others follow them.
 
     Parameters
     ----------
@@ -63,13 +70,37 @@ def _flash_backward(args: tuple[Any, ...], _: Card) -> int:
     return int(batch * heads * padded * (-(-width // 32) * 32 + 1) * 4)
 
 
-def _efficient_backward(args: tuple[Any, ...], _: Card) -> int:
-    """Write the product of output and its gradient in fp32, to sum it over the width.
+def _efficient_backward(args: tuple[Any, ...], _: Card) -> Scratch:
+    """Sum the query's gradient over blocks of keys, 64 rows and 64 columns at a time, each tile with its lock.
 
-    ``aten/src/ATen/native/transformers/cuda/attention_backward.cu``.
+    Beside it one number a row, the sum of output times its gradient; in fp32 a product is written out for it first,
+    in 16 bits the kernel makes it. ``workspace_size`` and ``kKernelComputesDelta`` in
+    ``aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_backward.h``, ``attention_backward.cu``.
     """
-    batch, heads, _rows, width = args[3].shape  # the value: the output has its width
-    return int(batch * heads * args[1].shape[2] * (width + 1) * 4)
+    batch, heads, rows, width = args[1].shape
+    delta = batch * heads * rows * 4
+    tile = 16 + 64 * 64 * 4  # two integers, padded to 16 B, and the sums
+    sums = batch * heads * -(-rows // 64) * -(-width // 64) * tile
+    product = delta * args[3].shape[3]  # the output has the value's width
+    whole = [(product, delta)] if args[1].element_size() == 4 else []
+    return [*whole, (delta, sums)]
+
+
+# ----------------------------------------------------------------------------------------------------- embeddings
+
+
+def _embedding_backward(args: tuple[Any, ...], _: Card) -> Scratch:
+    """Sort the tokens and sum the rows of each in pieces of ten, in fp32, where there are more than 3,072 tokens.
+
+    How many pieces there are is not asked of the device, so there is room for the most. The sort has seven lists of
+    64-bit numbers. ``embedding_backward_cuda_kernel`` in ``aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu``.
+    """
+    grad, tokens, words = args[:3]
+    count = int(tokens.numel())
+    if count <= 3072:
+        return 0
+    pieces = count // 10 + min(count, int(words))
+    return [(7 * 8 * count, pieces * -(-int(grad.shape[-1]) // 32) * 32 * 4)]
 
 
 # --------------------------------------------------------------------------------------------------- convolutions
@@ -103,7 +134,7 @@ def _goes_to_tensor_cores(x: Any, weight: Any, groups: int) -> bool:
     return bool(x.element_size() == 2 or x.shape[1] >= 4 or weight.shape[-1] > 4)
 
 
-def _convolution(args: tuple[Any, ...], _: Card) -> int:
+def _convolution(args: tuple[Any, ...], _: Card) -> Scratch:
     x, weight, groups = args[0], args[1], args[8]
     if not _goes_to_tensor_cores(x, weight, groups):
         return 0
@@ -128,7 +159,7 @@ def _output_bytes(args: tuple[Any, ...]) -> int:
     return int(x.shape[0] * channels * places * x.element_size())
 
 
-def _convolution_backward(args: tuple[Any, ...], _: Card) -> int | tuple[int, ...]:
+def _convolution_backward(args: tuple[Any, ...], _: Card) -> Scratch:
     """Copy for the gradient of the input as forward, and for the weight's whatever the size of the filter."""
     grad, x, weight, groups = args[0], args[1], args[2], args[9]
     if not _goes_to_tensor_cores(x, weight, groups):
@@ -213,9 +244,10 @@ def reduction_bytes(
     return max(itemsize, 4) * outputs * blocks * (1 if fastest else width * vector)
 
 
-_RULES: dict[str, Callable[[tuple[Any, ...], Card], int | tuple[int, ...]]] = {
+_RULES: dict[str, Callable[[tuple[Any, ...], Card], Scratch]] = {
     "aten._scaled_dot_product_flash_attention_backward": _flash_backward,
     "aten._scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "aten.embedding_dense_backward": _embedding_backward,
     "aten.convolution": _convolution,
     "aten.convolution_backward": _convolution_backward,
     "aten.sum": _sum,

@@ -66,7 +66,7 @@ __all__ = [
     "predict_step_memory",
 ]
 
-METHOD_VERSION = 2  # rises when the same step is predicted otherwise than before
+METHOD_VERSION = 3  # rises when the same step is predicted otherwise than before
 
 WORKSPACE_BYTES = 32 * 2**20
 """cuBLAS's workspace on Hopper, which PyTorch allocates at the first matrix product of a thread and keeps.

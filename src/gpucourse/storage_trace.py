@@ -330,17 +330,16 @@ class Tracer:
                 self._bias_threads.add(thread)
                 self._allocate(BIAS_WORKSPACE_BYTES, "workspaces")
 
-    def inside(self, nbytes: int) -> None:
+    def inside(self, *nbytes: int) -> None:
         """Take note of memory that an operator takes and gives back while it runs.
 
         Parameters
         ----------
-        nbytes
-            How much.
+        *nbytes
+            How much; blocks that live together are taken in this order and given back in the other.
         """
-        if nbytes:
-            number = self._allocate(nbytes, "temporaries")
-            self.trace.events.append(-1 - number)
+        numbers = [self._allocate(n, "temporaries") for n in nbytes if n]
+        self.trace.events += [-1 - number for number in reversed(numbers)]
 
     def _allocate(self, nbytes: int, role: Role) -> int:
         trace = self.trace
@@ -485,6 +484,9 @@ def _mode_class() -> Any:
                     next(one_by_one, 0)
             if isinstance(inside, int):
                 tracer.inside(inside)
+            elif isinstance(inside, list):
+                for together in inside:
+                    tracer.inside(*together)
             return made
 
     return Follow
