@@ -285,3 +285,64 @@ def test_an_odd_row_costs_and_an_odd_number_of_rows_does_not() -> None:
         assert odd[case]["ms"] > 0.95 * odd["all_4095"]["ms"]
     for case in ("all_4092", "all_4094", "all_4098", "all_4100"):
         assert odd["all_4095"]["tflops"] < odd[case]["tflops"] < odd["all_4096"]["tflops"]
+
+
+def test_the_level_of_the_few_rows_is_explained_by_bandwidth_and_start_as_far_as_the_chapter_says() -> None:
+    adds, level_ms = recording.load("add_sweep"), recording.load("rows_sweep")["m_1"]["timing"]["median_ms"]
+    bytes_ms = BF16.least_time(matmul_work(1, 8192, 8192, 2)).time_ms
+    share = adds["mi_128"]["warm_gb_per_s"] * 1e9 / H200.bandwidth_bytes_per_s
+    start_ms = 2 * adds["mi_16"]["cold"]["median_ms"] - adds["mi_32"]["cold"]["median_ms"]
+    explained = (bytes_ms / share + start_ms - bytes_ms) / (level_ms - bytes_ms)
+    assert "little more than half of the excess" in CHAPTER
+    assert 0.5 < explained < 0.6
+
+
+def test_the_time_of_few_rows_leaves_its_level_between_128_and_256() -> None:
+    rows = {
+        key: row["timing"]["median_ms"] for key, row in recording.load("rows_sweep").items() if key != "dtype"
+    }
+    assert "between 128 and 256" in CHAPTER
+    assert rows["m_128"] < 1.05 * rows["m_1"]
+    assert rows["m_256"] > 1.2 * rows["m_1"]
+
+
+def test_the_kernels_of_odd_shapes_are_of_the_generations_that_the_chapter_names() -> None:
+    odd = recording.load("odd_shapes")
+    names = {
+        key: [name for name in odd[key]["kernels"] if "Memset" not in name]
+        for key in odd
+        if "kernels" in odd[key]
+    }
+    assert all(len(found) == 1 for found in names.values())
+    marks = {"all_4096": "sm90", "m_4095": "sm90", "all_4100": "align2", "all_4095": "align1"}
+    assert {key: mark in names[key][0] for key, mark in marks.items()} == dict.fromkeys(marks, True)
+    assert "cutlass_80" in names["all_4100"][0]
+    assert "cutlass_75" in names["all_4095"][0]
+    assert all("Memset (Device)" in odd[key]["kernels"] for key in ("all_4096", "m_4095"))
+
+
+def test_a_row_of_the_layer_norm_has_the_block_that_the_chapter_quotes_from_a_trace() -> None:
+    (kernel,) = recording.load("layer_norm_traces")["library"]["kernels"]
+    assert kernel["grid"][0] == kernel["shapes"][0][0], "a block a row"
+    assert kernel["block"] == [32, 4, 1]
+    assert "128 threads (32 × 4 in" in CHAPTER
+
+
+def test_the_caption_of_the_instructions_promises_no_order_that_three_of_the_five_do_not_show() -> None:
+    limits = recording.load("third_limit")
+    gains = {
+        name: limits["fp32"][name]["median_ms"] / limits["half"][name]["median_ms"]
+        for name in ("copy", "relu", "exp")
+    }
+    assert all(gain == pytest.approx(2, rel=0.02) for gain in gains.values())
+    assert "less 16 bits buy" not in draw.instruction_costs(limits).caption
+
+
+def test_the_figures_of_the_profiler_that_name_a_bound_are_not_those_of_the_caches() -> None:
+    """A product is busiest in a cache, far above the bus: the page must not take one for the other."""
+    lines = " ".join(recording.load("ncu_speed_of_light")["lines"])
+    busiest, bus = (
+        float(re.search(rf"{name} Throughput +% +([\d.]+)", lines)[1]) for name in ("Memory", "DRAM")
+    )
+    assert busiest > 5 * bus
+    assert 'Read "DRAM Throughput"' in CHAPTER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -405,6 +406,12 @@ def test_the_rows_that_the_chapter_quotes_by_their_place_are_those_it_speaks_of(
             1,
         ),
     }
+    known["step_budgets.steps.bf16_eager.rows[42]"] = (
+        "aten::add_",
+        [[16, 1024, 768]] * 2,
+        ["float32"] * 2,
+        24,
+    )
     quoted = set(re.findall(r"night_step\.calls\[\d+\]|step_budgets\.steps\.\w+\.rows\[\d+\]", CHAPTER))
     assert quoted == set(known)
     for path, facts in known.items():
@@ -428,3 +435,85 @@ def test_the_points_that_the_chapter_quotes_by_their_place_are_those_it_speaks_o
     quoted = {int(place) for place in re.findall(r"kernels_on_the_roof\.points\[(\d+)\]", CHAPTER)}
     assert quoted == set(names)
     assert {place: points[place]["name"] for place in quoted} == names
+
+
+def test_a_flop_an_element_in_the_chapters_trial_is_its_flop_a_byte_times_the_elements_size():
+    by_hand, sizes = (1 / 12, 134_217_728 / 2_359_296, 4096 / 3), (4, 2, 2)
+    (line,) = re.findall(r'"flop an element": \{"I": ureg\.Quantity\(\[([^]]*)\], "FLOP"\)', CHAPTER)
+    (slip,) = re.findall(r'"flop an element, not a byte": \(989, ([\d.]+), 4\.8\)', CHAPTER)
+    tried = [float(Fraction(text.strip().replace(" ", ""))) for text in line.split(",")]
+    assert tried == pytest.approx([i * size for i, size in zip(by_hand, sizes, strict=True)], rel=1e-3)
+    assert float(slip) == tried[1]
+
+
+# --- sentences that compare recorded figures --------------------------------------------------------------
+
+
+def test_who_leads_in_a_burst_is_as_the_chapter_says():
+    burst = load("roofline_burst")
+    leads = {}
+    for precision, rounds in burst["peers"].items():
+        pairs = max(row["peers"]["event_loop"]["tflops"] / row["ours_tflops"] - 1 for row in rounds)
+        leads[precision] = pairs
+        best = burst["roofs"][precision]["burst"]
+        if precision != "tf32":
+            assert pairs < best["iqr_tflops"] / best["tflops"], "less than our samples scatter"
+    assert max(leads, key=leads.get) == "fp16"
+    assert "transposed" in burst["roofs"]["tf32"]["burst"]["what"]
+    assert leads["tf32"] < -0.01
+    copies = [
+        rate
+        for rows in burst["peers"].values()
+        for row in rows
+        for rate in row["peer_copy_gb_per_s"].values()
+    ] + [row["ours_copy_gb_per_s"] for rows in burst["peers"].values() for row in rows]
+    assert {round(100 * rate / 4800) for rate in copies} == {89}
+
+
+def test_who_leads_hot_and_by_how_much_is_as_the_chapter_says():
+    hot = {**load("roofline_sustained_full"), **load("roofline_sustained_half")}
+    leads = {
+        precision: [max(turn["peer_tflops"].values()) / turn["ours_tflops"] - 1 for turn in row["turns"]]
+        for precision, row in hot.items()
+    }
+    assert all(lead < 0 for precision in ("fp32", "tf32") for lead in leads[precision])
+    assert all(sorted(lead > 0 for lead in leads[p]) == [False, True] for p in ("bf16", "fp16"))
+    assert max(lead for row in leads.values() for lead in row) == leads["fp16"][0]
+    first, second = (turn["peer_tflops"] for turn in hot["fp16"]["turns"])
+    assert max(first, key=first.get) == max(second, key=second.get) == "3072 × 5632 × 8192"
+    burst = load("roofline_burst")["roofs"]
+    shares = [burst["fp16"]["burst"]["tflops"] / burst["bf16"]["burst"]["tflops"]]
+    shares += [hot["fp16"]["roof"]["sustained"]["tflops"] / hot["bf16"]["roof"]["sustained"]["tflops"]]
+    assert f"{shares[0]:.0%}" == f"{shares[1]:.0%}", "in a burst and hot alike"
+
+
+def test_what_stands_above_the_roof_by_a_hundredth_or_more_is_what_the_chapter_lists():
+    listed = {"aten::add_", "aten::mul", "aten::gelu_backward", "aten::_foreach_addcmul_", "aten::mm"}
+    in_step = load("step_budgets")["steps"]
+    above = {}
+    for name, step in in_step.items():
+        for cells in step["rows"]:
+            excess = (cells["least_us"] or 0.0) / cells["measured_us"] - 1
+            if excess >= 0.01 and "generated" not in cells["op"] and not cells["op"].startswith("triton"):
+                above.setdefault(cells["op"], []).append((excess, name, cells))
+    assert set(above) == listed
+    assert all(
+        name == "fp32_eager" for op in ("aten::mul", "aten::gelu_backward") for _, name, _ in above[op]
+    )
+    assert all(
+        [16384, 50304] in row["shapes"] or [50304, 16384] in row["shapes"] for *_, row in above["aten::mm"]
+    )
+    additions = in_step["bf16_eager"]["rows"][42]
+    assert (additions["op"], additions["calls"]) == ("aten::add_", 24)
+    largest = max(excess for op in listed - {"aten::_foreach_addcmul_"} for excess, *_ in above[op])
+    assert additions["least_us"] / additions["measured_us"] - 1 == largest
+    (fp32,) = [row for _, name, row in above["aten::mm"] if name == "fp32_eager"]
+    assert fp32["least_us"] > fp32["alone_us"], "in fp32 the product beats the ceiling alone, too"
+
+
+def test_the_first_steps_of_the_night_show_no_drift():
+    samples = load("night_step")["samples_ms"]
+    assert "first seven steps" in CHAPTER
+    assert len(samples) == 7
+    assert samples not in (sorted(samples), sorted(samples, reverse=True))
+    assert samples.index(max(samples)) < 3, "the slowest is among the first"

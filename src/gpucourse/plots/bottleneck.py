@@ -314,7 +314,7 @@ def instruction_costs(source: Recording) -> plots.Chart:
     ax.set_xlabel("bytes / time, TB/s (dashed: the datasheet's bandwidth)")
     return plots.Chart(
         fig,
-        caption="Five operations that move the same bytes: the more they do for an element, the less 16 bits buy.",
+        caption="Five operations that move the same bytes in each precision and do more and more for an element.",
         alt="Bar chart of terabytes a second, fp32 and 16 bit. "
         + "; ".join(f"{row[0]}: {row[3]} and {row[4]} gigabytes a second" for row in rows),
         header=("Operation", "fp32", "16 bit", "fp32, GB/s", "16 bit, GB/s"),
