@@ -171,6 +171,21 @@ def test_autocast_keeps_each_weight_s_cast_until_the_backward_pass_frees_it() ->
     assert casts == [2 * 64 * 64] * 8  # four weights, two steps
 
 
+def test_a_product_s_result_is_allocated_before_the_workspace_that_it_brings() -> None:
+    # As in a device's history: 7,000,000 B for the result, then 32 MiB, then cuBLASLt's 1 MiB.
+    found = predict_step_memory(
+        nn.Linear(300, 700),
+        torch.empty(2500, 300),
+        loss=lambda model, x: model(x).sum(),
+        optimizer=None,
+        steps=1,
+    )
+    trace = found.trace
+    begun = next(first for first, step, phase, _ in trace.marks if (step, phase) == (1, "forward"))
+    sizes = [trace.sizes[event] for event in trace.events[begun : begun + 3]]
+    assert sizes == [7_000_000, 32 * 2**20, 2**20]
+
+
 def test_autocast_casts_the_last_argument_first() -> None:
     # A device's history of the same product has the bias's cast, the weight's and then the input's.
     found = predict_step_memory(

@@ -308,8 +308,18 @@ class Tracer:
         known = self._live.get(tensor.untyped_storage()._cdata)
         return None if known is None else self.trace.roles[known[0]]
 
-    def before(self, operator: str, overload: str = "default") -> None:
+    def before(self, operator: str) -> None:
         """Take note of an operator that is about to run.
+
+        Parameters
+        ----------
+        operator
+            Its name without the overload, such as "aten.mm".
+        """
+        self._mark(operator)
+
+    def after(self, operator: str, overload: str = "default") -> None:
+        """Take note of what an operator made the libraries keep, after it has allocated its result.
 
         Parameters
         ----------
@@ -318,7 +328,6 @@ class Tracer:
         overload
             The overload; a compiled program writes into what it has allocated ("out"), and adds its biases elsewhere.
         """
-        self._mark(operator)
         if operator in _PRODUCTS:
             thread = self.phase == "backward"
             if thread not in self._threads:
@@ -456,7 +465,7 @@ def _mode_class() -> Any:
                 return func(*args, **(kwargs or {}))  # a question, no work
             tracer = self.tracer
             operator, _, overload = str(func).rpartition(".")
-            tracer.before(operator, overload)
+            tracer.before(operator)
             if func is sum_of_two and not kwargs and _is_engine_s_sum(*args):
                 func = into_the_first
             try:
@@ -482,6 +491,7 @@ def _mode_class() -> Any:
                     waiting += reversed(value)
                 else:  # no gradient was asked for
                     next(one_by_one, 0)
+            tracer.after(operator, overload)
             if isinstance(inside, int):
                 tracer.inside(inside)
             elif isinstance(inside, list):
