@@ -106,6 +106,7 @@ def test_cross_entropy_takes_the_last_tensor_as_targets(capsys: pytest.CaptureFi
     assert "Conv2d, microbatch 4" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_compiled_step_is_said_to_be_one(net: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["predict", f"{net}:Net", *NAMED, "--compile", "model"]) == 0
     assert "compiled (model)" in capsys.readouterr().out

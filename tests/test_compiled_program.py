@@ -73,6 +73,7 @@ def test_a_checkpoint_inside_keeps_its_input_alone() -> None:
     assert saved.line("activations") < plain.line("activations")
 
 
+@pytest.mark.slow
 def test_a_loss_inside_the_graph_never_stores_its_logits_in_fp32() -> None:
     outside, inside = small(compile="model"), small(compile=True)
     logits = 8 * 64 * 2000
@@ -84,6 +85,7 @@ def test_a_loss_inside_the_graph_never_stores_its_logits_in_fp32() -> None:
         assert "graph breaks" in said
 
 
+@pytest.mark.slow
 def test_a_compiled_module_is_predicted_as_compiled_whatever_way_it_was_compiled() -> None:
     asked = small(compile="model")
     assert small(torch.compile(GPT(SMALL))) == asked
@@ -93,6 +95,7 @@ def test_a_compiled_module_is_predicted_as_compiled_whatever_way_it_was_compiled
     assert small(lambda: torch.compile(GPT(SMALL))) == asked
 
 
+@pytest.mark.slow
 def test_parts_that_are_compiled_are_named() -> None:
     model = GPT(SMALL)
     model.blocks[0] = torch.compile(model.blocks[0])  # type: ignore[assignment]  # torch types it loosely
@@ -101,6 +104,7 @@ def test_parts_that_are_compiled_are_named() -> None:
     assert isinstance(model.blocks[0], torch._dynamo.eval_frame.OptimizedModule)
 
 
+@pytest.mark.slow
 def test_a_compiled_loss_takes_the_model_in() -> None:
     compiled = torch.compile(next_token_loss)
     batch = (shape(8, 64, dtype=torch.int64),) * 2
@@ -108,6 +112,7 @@ def test_a_compiled_loss_takes_the_model_in() -> None:
     assert found.compiled == "model and loss"
 
 
+@pytest.mark.slow
 def test_in_a_second_microbatch_all_gradients_are_there() -> None:
     found = small(compile=True, accumulation=2)
     assert found.line("gradients") >= found.line("parameters")

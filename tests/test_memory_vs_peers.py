@@ -71,6 +71,7 @@ def test_eight_models_are_searched_some_of_them_kept_out_in_all_precisions(part:
     assert {way.checkpointing for way in searched} == {True, False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_a_model_of_our_own_gives_the_same_loss_with_its_blocks_checkpointed(part: Any, name: str) -> None:
     import torch
@@ -125,6 +126,7 @@ def test_a_good_guess_needs_few_tries(part: Any) -> None:
     assert len(asked) <= 6
 
 
+@pytest.mark.slow
 def test_the_largest_microbatch_is_the_last_that_the_prediction_lets_through(part: Any) -> None:
     predicting, way = part("predicting"), part("cases").WAYS["mlp"][1]
     limit = 1_500_000_000

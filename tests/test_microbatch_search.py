@@ -27,6 +27,7 @@ def predict(samples: int) -> StepMemory:
     return predict_step_memory(model, torch.empty(samples, 256, device="meta"), loss=of_sum)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reserve", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("device_bytes", [90_000_000, 150_000_000, 700_000_000])
 def test_one_sample_more_does_not_fit(device_bytes: int, reserve: float) -> None:

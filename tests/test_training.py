@@ -84,6 +84,7 @@ def test_the_last_matrices_of_a_block_start_smaller() -> None:
     assert model.blocks[0].attention.out.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 def test_it_learns_a_small_set_by_heart(precision: training.Precision) -> None:
     model, batch = model_of(), random_tokens(TINY, 4, seed=1)
