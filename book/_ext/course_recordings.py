@@ -173,7 +173,7 @@ class RecordingsDirective(SphinxDirective):
         file = recording_file(found.name)
         if file.is_relative_to(self.env.srcdir):
             inside = file.relative_to(self.env.srcdir).as_posix()
-            links += nodes.Text("; all samples: ")
+            links += nodes.Text("; as recorded: ")
             links += addnodes.download_reference(
                 "", "", nodes.literal("", file.name), reftarget=f"/{inside}", refdoc=self.env.docname,
                 refdomain="", reftype="download", refexplicit=False, refwarn=False,
