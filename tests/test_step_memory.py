@@ -186,6 +186,35 @@ def test_a_product_s_result_is_allocated_before_the_workspace_that_it_brings() -
     assert sizes == [7_000_000, 32 * 2**20, 2**20]
 
 
+def test_a_dropout_s_mask_is_allocated_before_its_result() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    found = predict_step_memory(model, torch.empty(1000, 8), loss=lambda model, x: model(x).sum(), steps=1)
+    assert made_by(found, "aten.native_dropout") == [8000, 32_000]
+
+
+def test_linear_adds_a_bias_in_place_where_its_input_is_no_matrix() -> None:
+    # Nothing watches a step on the device; a trace that watches would see the sum beside the product.
+    x = torch.empty(40, 30, 8)
+    found = predict_step_memory(
+        nn.Linear(8, 16), x, loss=lambda model, x: model(x.transpose(0, 1)).sum(), optimizer=None, steps=1
+    )
+    assert made_by(found, "aten.mm")[0] == 4 * 40 * 30 * 16
+    assert made_by(found, "aten.add") == []
+
+
+def made_by(found: StepMemory, operator: str) -> list[int]:
+    """Give the sizes of what the operator allocated, in order."""
+    trace = found.trace
+    starts = [first for first, *_ in trace.marks] + [len(trace.events)]
+    return [
+        trace.sizes[event]
+        for i, (first, _, _, running) in enumerate(trace.marks)
+        if running == operator
+        for event in trace.events[first : starts[i + 1]]
+        if event >= 0
+    ]
+
+
 def test_autocast_casts_the_last_argument_first() -> None:
     # A device's history of the same product has the bias's cast, the weight's and then the input's.
     found = predict_step_memory(
@@ -370,6 +399,7 @@ def small(examples: int, **options: Any) -> StepMemory:
     return predict_step_memory(lambda: GPT(SMALL), batch, loss=next_token_loss, **options)
 
 
+@pytest.mark.slow
 def test_more_samples_never_need_less() -> None:
     needed = [small(b).allocated_bytes for b in (1, 2, 3, 5, 8, 13, 21)]
     assert needed == sorted(needed)

@@ -234,11 +234,14 @@ class Tracer:
         As given.
     mode
         The dispatch mode to enter.
+    in_linear
+        Whether `torch.nn.functional.linear` runs, which adds its bias in place where it is no part of the product.
     """
 
     def __init__(self, device: Any, *, workspace_bytes: int, card: Card | None = None) -> None:
         self.trace = StorageTrace()
         self.step, self.phase = 0, "setup"
+        self.in_linear = False
         self.card = Card() if card is None else card
         self._device = device
         self._workspace_bytes = workspace_bytes
@@ -397,6 +400,10 @@ _PRODUCTS = frozenset(
 )
 
 
+# The mask is allocated before what it is laid over (`dropout_cuda` in ``ATen/native/cuda/Dropout.cu``).
+_LAST_RESULT_FIRST = frozenset({"aten.native_dropout"})
+
+
 def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
     """Say whether a tensor's elements fill their stretch of memory, each once, in whatever order of the axes.
 
@@ -466,7 +473,8 @@ def _mode_class() -> Any:
             tracer = self.tracer
             operator, _, overload = str(func).rpartition(".")
             tracer.before(operator)
-            if func is sum_of_two and not kwargs and _is_engine_s_sum(*args):
+            # `linear` adds in place, too, unless something watches ("composite compliance", ATen/native/Linear.cpp).
+            if func is sum_of_two and not kwargs and (tracer.in_linear or _is_engine_s_sum(*args)):
                 func = into_the_first
             try:
                 made = func(*args, **(kwargs or {}))
@@ -481,7 +489,7 @@ def _mode_class() -> Any:
             elif torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
                 role = "recomputed"  # a backward pass itself runs without gradients of its own
             one_by_one = iter(inside if isinstance(inside, tuple) else ())
-            waiting = [made]
+            waiting = [made[::-1] if operator in _LAST_RESULT_FIRST else made]
             while waiting:
                 value = waiting.pop()
                 if isinstance(value, torch.Tensor):

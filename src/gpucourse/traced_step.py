@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
@@ -210,10 +211,22 @@ def roles_followed(tracer: Tracer, trained: Sequence[Any], torch: Any) -> Iterat
         if parameter.grad is not None:
             tracer.see(parameter.grad, "gradients")
 
+    linear = torch.nn.functional.linear
+
+    @functools.wraps(linear)
+    def seen(*args: Any, **kwargs: Any) -> Any:
+        tracer.in_linear = True
+        try:
+            return linear(*args, **kwargs)
+        finally:
+            tracer.in_linear = False
+
     handles = [p.register_post_accumulate_grad_hook(accumulated) for p in trained]
+    torch.nn.functional.linear = seen
     try:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
             yield
     finally:
+        torch.nn.functional.linear = linear
         for handle in handles:
             handle.remove()
