@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from gpucourse import measured_run, recorded_steps
 from gpucourse.allocator import rounded
 from gpucourse.environment import NoGPUError, cuda_available
-from gpucourse.memory_measurement import HistoryError, MeasuredStep, compare, measure_step_memory
+from gpucourse.memory_measurement import HistoryError, MeasuredStep, compare_step_memory, measure_step_memory
 from gpucourse.recorded_steps import RecordedSteps, Seen
 from gpucourse.step_errors import BatchError, ModelError, StepFailedError
 from gpucourse.step_memory import predict_step_memory
@@ -83,7 +83,7 @@ def test_a_net_without_a_gpu_has_the_predicted_lines_to_the_byte(
     assert measured.reserved_bytes == predicted.reserved_bytes
     assert [(p.step, p.phase) for p in measured.peaks] == [(p.step, p.phase) for p in predicted.peaks]
     assert (measured.trainable, measured.optimizer) == (predicted.trainable, predicted.optimizer)
-    assert all(row.residual_bytes == 0 for row in compare(predicted, measured).rows)
+    assert all(row.residual_bytes == 0 for row in compare_step_memory(predicted, measured).rows)
 
 
 class Frozen(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpucourse.step_comparison import Comparison, ComparisonError, compare
+from gpucourse.step_comparison import Comparison, ComparisonError, compare_step_memory
 
 
 def step(**more: Any) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def measured(**more: Any) -> dict[str, Any]:
 
 
 def test_each_line_has_both_and_the_residual_is_measured_less_predicted() -> None:
-    found = compare(predicted(), measured())
+    found = compare_step_memory(predicted(), measured())
     assert [(r.name, r.predicted_bytes, r.measured_bytes, r.residual_bytes) for r in found.rows] == [
         ("parameters", 400_000, 400_000, 0),
         ("activations", 600_000, 550_000, -50_000),
@@ -59,7 +59,7 @@ def test_each_line_has_both_and_the_residual_is_measured_less_predicted() -> Non
 
 
 def test_a_line_that_only_the_prediction_has_has_no_share() -> None:
-    found = compare(predicted(), measured(peaks=[peak({"parameters": 400_000})]))
+    found = compare_step_memory(predicted(), measured(peaks=[peak({"parameters": 400_000})]))
     assert found.row("activations").residual_share is None
     assert found.row("activations").cells()[3:] == ("−600.0 kB", "none measured")
 
@@ -79,21 +79,21 @@ def test_a_line_that_only_the_prediction_has_has_no_share() -> None:
 )
 def test_two_steps_are_not_compared(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ComparisonError, match=says):
-        compare(predicted(), measured(**change))
+        compare_step_memory(predicted(), measured(**change))
 
 
 def test_what_is_neither_is_refused() -> None:
     with pytest.raises(
         TypeError, match=r"the prediction is a str without model.*wanted what predict_step_memory"
     ):
-        compare("MLP", measured())  # type: ignore[arg-type]
+        compare_step_memory("MLP", measured())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"the measurement is a dict without .*peaks"):
-        compare(predicted(), {"model": "MLP"})
+        compare_step_memory(predicted(), {"model": "MLP"})
 
 
 def test_two_releases_of_torch_are_said_and_one_is_too() -> None:
-    same = compare(predicted(), measured())
-    other = compare(predicted(torch_version="2.13.0+cpu"), measured())
+    same = compare_step_memory(predicted(), measured())
+    other = compare_step_memory(predicted(torch_version="2.13.0+cpu"), measured())
     for text in (str(same), same._repr_html_()):
         assert "oth with torch 2.11.0, measured on NVIDIA H200" in text
         assert "two releases" not in text
@@ -103,19 +103,19 @@ def test_two_releases_of_torch_are_said_and_one_is_too() -> None:
 
 def test_peaks_in_two_phases_are_said() -> None:
     lines = {"parameters": 400_000}
-    found = compare(predicted(), measured(peaks=[peak(lines, phase="optimizer")]))
+    found = compare_step_memory(predicted(), measured(peaks=[peak(lines, phase="optimizer")]))
     assert "the backward pass predicted and the optimizer pass measured" in str(found)
-    assert compare(predicted(), measured()).notes == ()
+    assert compare_step_memory(predicted(), measured()).notes == ()
 
 
 def test_what_the_measurement_noted_stands_under_the_table() -> None:
-    found = compare(predicted(), measured(notes=["the batch had no data"]))
+    found = compare_step_memory(predicted(), measured(notes=["the batch had no data"]))
     assert "note: the batch had no data" in str(found)
     assert "Note: the batch had no data" in found._repr_html_()
 
 
 def test_both_forms_have_every_row_and_the_data_is_plain() -> None:
-    found = compare(predicted(accumulation=2), measured(accumulation=2))
+    found = compare_step_memory(predicted(accumulation=2), measured(accumulation=2))
     assert isinstance(found, Comparison)
     assert str(found).startswith("MLP, microbatch 8 x 2, bf16, SGD: measured less predicted")
     for row in found.rows:

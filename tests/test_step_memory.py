@@ -576,7 +576,7 @@ def test_a_recurrent_layer_keeps_what_cudnn_keeps() -> None:
 
 
 def test_measurement_stands_beside_prediction() -> None:
-    assert {"measure_step_memory", "compare", "calibrate_step_memory"} <= set(step_memory.__all__)
+    assert {"measure_step_memory", "compare_step_memory", "calibrate_step_memory"} <= set(step_memory.__all__)
     assert all(hasattr(step_memory, name) for name in step_memory.__all__)
 
 

@@ -34,7 +34,7 @@ from gpucourse.measured_run import INIT_SCALE, Run
 from gpucourse.memory_statement import give_back_cache
 from gpucourse.placed_model import samples, tensors
 from gpucourse.recorded_steps import MeasuredPeak, RecordedSteps, Seen
-from gpucourse.step_comparison import Comparison, ComparisonError, compare
+from gpucourse.step_comparison import Comparison, ComparisonError, compare_step_memory
 from gpucourse.storage_trace import Role
 from gpucourse.traced_step import Precision, own_loss
 from gpucourse.units import format_bytes
@@ -49,7 +49,7 @@ __all__ = [
     "HistoryError",
     "MeasuredPeak",
     "MeasuredStep",
-    "compare",
+    "compare_step_memory",
     "measure_step_memory",
 ]
 

@@ -6,7 +6,7 @@
 ...     "allocated_bytes": 1_000_000, "lines": {"parameters": 400_000, "activations": 600_000}}]}
 >>> measured = step | {"reserved_bytes": 2_097_152, "peaks": [{"step": 1, "phase": "backward",
 ...     "allocated_bytes": 1_250_000, "lines": {"parameters": 400_000, "activations": 850_000}}]}
->>> print(compare(predicted, measured))
+>>> print(compare_step_memory(predicted, measured))
 MLP, microbatch 8, fp32, SGD: measured less predicted, of what was measured
   live at the peak  predicted  measured   residual
   parameters         400.0 kB  400.0 kB        0 B
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gpucourse.memory_measurement import MeasuredStep
     from gpucourse.step_memory import StepMemory
 
-__all__ = ["Comparison", "ComparisonError", "ComparisonRow", "compare"]
+__all__ = ["Comparison", "ComparisonError", "ComparisonRow", "compare_step_memory"]
 
 # What must agree, and what to say it is.
 _SAME = {
@@ -201,7 +201,7 @@ class Comparison:
         return f"{table}{notes}<p>{html.escape(said[0].upper() + said[1:])}.</p>"
 
 
-def compare(
+def compare_step_memory(
     prediction: StepMemory | Mapping[str, Any], measurement: MeasuredStep | Mapping[str, Any]
 ) -> Comparison:
     """Put the lines of a prediction and of a measurement side by side.

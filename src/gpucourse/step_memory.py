@@ -26,7 +26,7 @@ from gpucourse import html
 from gpucourse.allocator import CachingAllocator, SimulatedOutOfMemoryError
 from gpucourse.calibrated_step import CalibratedStep, calibrate_step_memory
 from gpucourse.compiled_program import collector_paused, compiler_without_a_gpu, region
-from gpucourse.memory_measurement import MeasuredStep, compare, measure_step_memory
+from gpucourse.memory_measurement import MeasuredStep, compare_step_memory, measure_step_memory
 from gpucourse.placed_model import Placed, on_device, optimizer_of, placed, samples, tensors
 from gpucourse.scratch import Card
 from gpucourse.stand_in import device, stand_in
@@ -61,7 +61,7 @@ __all__ = [
     "StepMemoryError",
     "UnseenError",
     "calibrate_step_memory",
-    "compare",
+    "compare_step_memory",
     "measure_step_memory",
     "predict_step_memory",
 ]

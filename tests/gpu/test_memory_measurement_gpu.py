@@ -10,7 +10,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from gpucourse.gpt_config import GPTConfig  # noqa: E402
-from gpucourse.memory_measurement import MeasuredStep, compare, measure_step_memory  # noqa: E402
+from gpucourse.memory_measurement import MeasuredStep, compare_step_memory, measure_step_memory  # noqa: E402
 from gpucourse.memory_statement import give_back_cache  # noqa: E402
 from gpucourse.step_memory import predict_step_memory  # noqa: E402
 from gpucourse.training import GPT, next_token_loss, random_tokens  # noqa: E402
@@ -82,7 +82,7 @@ def test_the_lines_that_stay_are_the_predicted_ones_to_the_byte(more):
     batch = random_tokens(SMALL, 8)
     predicted = predict_step_memory(gpt, batch, loss=next_token_loss, **more)
     found = measured(**more)
-    table = compare(predicted, found)
+    table = compare_step_memory(predicted, found)
     for name in ("parameters", "optimizer", "inputs"):
         assert table.row(name).residual_bytes == 0, table
     assert predicted.peak.phase == found.peak.phase, table
@@ -92,7 +92,9 @@ def test_the_lines_that_stay_are_the_predicted_ones_to_the_byte(more):
 def test_of_an_mlp_with_sgd_every_line_but_the_workspaces_is_the_predicted_one():
     batch = torch.randn(4096, 512)
     predicted = predict_step_memory(mlp, batch, loss=of_sum, optimizer=torch.optim.SGD)
-    table = compare(predicted, measure_step_memory(mlp, batch, loss=of_sum, optimizer=torch.optim.SGD))
+    table = compare_step_memory(
+        predicted, measure_step_memory(mlp, batch, loss=of_sum, optimizer=torch.optim.SGD)
+    )
     for name in ("parameters", "activations", "inputs"):
         assert table.row(name).residual_bytes == 0, table
 
@@ -158,7 +160,7 @@ def test_what_a_checkpoint_makes_anew_has_its_line():
     batch = torch.randn(8192, 512)
     found = measure_step_memory(Checkpointed, batch, loss=of_sum, optimizer=torch.optim.SGD)
     predicted = predict_step_memory(Checkpointed, batch, loss=of_sum, optimizer=torch.optim.SGD)
-    table = compare(predicted, found)
+    table = compare_step_memory(predicted, found)
     assert found.line("recomputed") > 0, table
     # The two may have their peaks in neighbouring instants of one layer's backward pass.
     assert abs(table.row("activations").residual_bytes) <= 4 * 8192 * 512, table
