@@ -156,7 +156,7 @@ def test_a_stream_on_a_card_without_a_record_has_a_rate_and_no_share():
 
 def test_products_are_shared_by_their_own_precisions_dense_peak():
     fp32, bf16 = draw.products(recording(PRODUCTS)).rows
-    assert fp32 == ("fp32", "2,048³", "51", "50 to 52", f"{51 / 67:.0%}", "60")
+    assert fp32 == ("fp32", "2,048³", "51.0", "50.0 to 52.0", f"{51 / 67:.0%}", "60.5")
     assert bf16 == ("bf16", "4,096×4,096×8,192", "705", "700 to 710", f"{705 / 989:.0%}", "905")
 
 
@@ -171,8 +171,9 @@ def test_the_table_of_the_load_is_thinned_and_keeps_both_fillings():
     assert rows[0] == ("zeros", "0.10", "900", "1,960")
 
 
-def ceiling(tflops, shape=(4096, 4096, 4096)):
+def ceiling(tflops, shape=(4096, 4096, 4096), transposed=False):
     return {
+        "what": " × ".join(map(str, shape)) + (", second matrix transposed" if transposed else ""),
         "tflops": tflops,
         "low_tflops": 0.9 * tflops,
         "high_tflops": 1.1 * tflops,
@@ -186,12 +187,12 @@ def test_ceilings_stand_beside_the_datasheet_and_say_what_was_not_measured():
         "fp16": {"burst": ceiling(700, (4096, 4096, 8192)), "datasheet": None},
         "fp8": None,
     }
-    table = draw.ceilings(recording({"roofs": roofs}), {"fp32": ceiling(40), "fp16": None})
+    table = draw.ceilings(recording({"roofs": roofs}), {"fp32": ceiling(40, transposed=True), "fp16": None})
     assert table.rows == (
-        ("fp32", "burst", "50", "45 to 55", f"{50 / 67:.0%} of 67", "4,096³"),
-        ("fp32", "sustained", "40", "36 to 44", f"{40 / 67:.0%} of 67", "4,096³"),
-        ("fp16", "burst", "700", "630 to 770", "unavailable", "4,096×4,096×8,192"),
-        ("fp16", "sustained", "not measured", "", "", ""),
+        ("fp32", "burst", "50.0\N{NO-BREAK SPACE}(45.0–55.0)", f"{50 / 67:.0%} of 67", "4,096³"),
+        ("fp32", "sustained", "40.0\N{NO-BREAK SPACE}(36.0–44.0)", f"{40 / 67:.0%} of 67", "4,096³ᵀ"),
+        ("fp16", "burst", "700\N{NO-BREAK SPACE}(630–770)", "unavailable", "4,096×4,096×8,192"),
+        ("fp16", "sustained", "not measured", "", ""),
     )
 
 
@@ -236,6 +237,14 @@ def test_a_kernel_served_by_the_cache_stays_above_the_roof_and_says_so():
 def test_the_same_kernel_with_the_cache_flushed_is_held_to_the_memory():
     (cold,) = [cells for cells in draw.on_the_roof(recording(POINTS), ROOFS).rows if "flushed" in cells[1]]
     assert cold[-1].startswith("memory side")
+
+
+def test_the_names_of_the_roofs_stand_beyond_their_lines_and_clear_of_the_letters():
+    (ax,) = draw.on_the_roof(recording(POINTS), ROOFS).fig.axes
+    names = {text.get_text(): text.xy[0] for text in ax.texts if "," in text.get_text()}
+    letters = [text.xy[0] for text in ax.texts if len(text.get_text()) == 1]
+    assert set(names) == {"fp32, 50", "bf16, 700"}
+    assert min(names.values()) > max(letters)
 
 
 def test_a_kernel_whose_precision_has_no_measured_roof_is_left_out():

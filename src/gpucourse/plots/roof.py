@@ -60,8 +60,17 @@ def _shape(sizes: Sequence[int]) -> str:
     return "×".join(f"{size:,}" for size in sizes)
 
 
-def _range(values: Sequence[float], form: str = ",.0f") -> str:
-    return f"{min(values):{form}} to {max(values):{form}}"
+def _range(values: Sequence[float]) -> str:
+    return f"{_rate(min(values))} to {_rate(max(values))}"
+
+
+def _rate(value: float) -> str:
+    """Write a rate with three digits at the least, or neighbours in fp32 would look alike.
+
+    >>> _rate(51.347), _rate(823.6), _rate(4304.5)
+    ('51.3', '824', '4,304')
+    """
+    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
 # --- the ceilings -----------------------------------------------------------------------------------------
@@ -152,13 +161,13 @@ def products(source: Recording) -> plots.Table:
                 (
                     short,
                     _shape((row["m"], row["n"], row["k"])),
-                    f"{random:,.0f}",
+                    _rate(random),
                     _range(row["random"]),
                     share,
-                    f"{zeros:,.0f}",
+                    _rate(zeros),
                 )
             )
-    header = ("Precision", "m × n × k", "TFLOP/s", "Samples", "Of the datasheet", "Zeros, TFLOP/s")
+    header = ("Precision", "m × n × k", "TFLOP/s", "Samples", "Of the datasheet", "With zeros")
     return plots.Table(
         header,
         tuple(rows),
@@ -242,22 +251,21 @@ def ceilings(burst: Recording, sustained: Mapping[str, Any]) -> plots.Table:
         for load, found in (("burst", roof["burst"]), ("sustained", sustained.get(precision))):
             rows.append((precision, load, *_ceiling(found, sheet)))
     return plots.Table(
-        ("Precision", "Load", "TFLOP/s", "Samples", "Of the datasheet", "by"),
+        ("Precision", "Load", "TFLOP/s (middle half)", "Of the datasheet", "m × n × k"),
         tuple(rows),
-        caption="Arithmetic ceilings, with the middle half of their samples",
+        caption="Arithmetic ceilings, and the shapes that reached them; ᵀ: the second matrix stored transposed",
         source=burst,
     )
 
 
-def _ceiling(found: Mapping[str, Any] | None, sheet: float | None) -> tuple[str, str, str, str]:
-    """Give the rate in TFLOP/s, the middle half of its samples, its share of the datasheet's, and its shape."""
+def _ceiling(found: Mapping[str, Any] | None, sheet: float | None) -> tuple[str, str, str]:
+    """Give the rate in TFLOP/s with the middle half of its samples, its share of the datasheet's, and its shape."""
     if found is None:
-        return "not measured", "", "", ""
+        return "not measured", "", ""
     return (
-        f"{found['tflops']:,.0f}",
-        f"{found['low_tflops']:,.0f} to {found['high_tflops']:,.0f}",
+        f"{_rate(found['tflops'])}\N{NO-BREAK SPACE}({_rate(found['low_tflops'])}–{_rate(found['high_tflops'])})",
         "unavailable" if sheet is None else f"{found['tflops'] / sheet:.0%} of {sheet:,.4g}",
-        _shape(found["shape"]),
+        _shape(found["shape"]) + ("ᵀ" if "transposed" in found["what"] else ""),
     )
 
 
@@ -293,10 +301,10 @@ def beside_peers(burst: Recording, hot: Mapping[str, Any]) -> plots.Table:
         )
     header = (
         "Precision",
-        "Burst (middle half)",
+        "Ours (middle half)",
         "Event pairs",
         "do_bench",
-        "Hot",
+        "Ours, hot",
         "Event pairs, hot",
     )
     return plots.Table(
@@ -345,9 +353,9 @@ def on_the_roof(source: Recording, roofs: Mapping[str, Roofline]) -> plots.Chart
         ax.annotate(
             f"{precision}, {roof.peak_flops / 1e12:,.0f}",
             (high, roof.peak_flops / 1e12),
-            (0, 5),
+            (4, 0),  # beyond the line's end: above it stand the letters of kernels that nearly reach it
             textcoords="offset points",
-            ha="right",
+            va="center",
             color=colour,
         )
         sheet = _datasheet(source, precision)
