@@ -557,7 +557,7 @@ def budgets(source: Recording, steps: Mapping[str, Mapping[str, Any]]) -> plots.
     return plots.Chart(
         fig,
         caption=(
-            "A training step as the sum of its kernels, by family: traced (pale; hatched: idle under the profiler), "
+            "A training step as the sum of its kernels, by family: traced (faded; hatched: idle under the profiler), "
             "and what the roof allows. Each precision has its own scale."
         ),
         alt="Bar charts of milliseconds a step, cut by families of kernels. " + "; ".join(told),
