@@ -126,8 +126,26 @@ def test_a_convolution_takes_about_the_copies_that_were_measured(
             x, weight.to("meta"), None, layer.stride, layer.padding, layer.dilation, layer.groups
         )
     both = scratch_bytes("aten.convolution_backward", (grad, x, weight, None, *how, [True] * 3), Card())
-    # The weight's gradient takes partial sums on top, which are not counted.
-    assert max(both if isinstance(both, tuple) else (both,)) == pytest.approx(backward, rel=0.08)
+    # The weight's gradient takes partial sums on top: how many is cuDNN's choice, and a full card of them is counted.
+    most = max(both if isinstance(both, tuple) else (both,))  # type: ignore[type-var]
+    assert 0.94 * backward <= most <= 1.21 * backward  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("size", "out", "measured"),
+    [
+        ((64, 256, 14, 14), 1024, 67_108_864),  # a product for each of 64 images
+        ((16, 32, 256, 256), 10, 177_214_647),  # ten rows do not lie at multiples of 16 B: copies
+    ],
+)
+def test_a_filter_of_one_place_sums_its_gradient_over_images_where_rows_are_aligned(
+    size: tuple[int, ...], out: int, measured: int
+) -> None:
+    x, weight, grad = shape(*size), shape(out, size[1], 1, 1), shape(size[0], out, *size[2:])
+    how = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    both = scratch_bytes("aten.convolution_backward", (grad, x, weight, None, *how, [True] * 3), Card())
+    assert isinstance(both, tuple)
+    assert both[1] == pytest.approx(measured, rel=0.02)
 
 
 def test_channels_that_lie_innermost_need_no_copies() -> None:
@@ -135,8 +153,11 @@ def test_channels_that_lie_innermost_need_no_copies() -> None:
     planes = convolve(layer, 64, 64, 56, 56)
     innermost = convolve(layer, 64, 64, 56, 56, memory_format=torch.channels_last)
     copies = 2 * 4 * 64 * 64 * 56 * 56 + 4 * layer.weight.numel()
-    assert planes.trace.sizes.count(copies) == 2  # forward, and the weight's gradient: the batch needs none
+    partial = 132 * 64 * 128 * 4  # a tile of the weight's gradient for each multiprocessor
+    assert copies in planes.trace.sizes  # forward
+    assert copies + partial in planes.trace.sizes  # the weight's gradient: the batch needs none
     assert copies not in innermost.trace.sizes
+    assert partial in innermost.trace.sizes
 
 
 def test_a_transposed_convolution_counts_the_size_that_it_makes() -> None:

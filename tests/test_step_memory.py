@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
@@ -16,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from gpucourse import step_memory
-from gpucourse.allocator import rounded
+from gpucourse.allocator import CachingAllocator, SimulatedOutOfMemoryError, rounded
 from gpucourse.step_memory import (
     BatchError,
     ModelError,
@@ -213,6 +214,73 @@ def made_by(found: StepMemory, operator: str) -> list[int]:
         for event in trace.events[first : starts[i + 1]]
         if event >= 0
     ]
+
+
+def test_a_convolution_does_without_the_workspace_for_which_there_is_no_room() -> None:
+    layer = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+    found = predict_step_memory(
+        layer, torch.empty(16, 64, 56, 56), loss=lambda model, x: model(x).sum(), optimizer=None, steps=1
+    )
+    trace = found.trace
+    limit = found.allocated_bytes - 4 * 2**20
+    assert found.peak.operator == "aten.convolution"
+    assert found.runs_within(limit)
+    needed = dataclasses.replace(trace, optional=set())
+    with pytest.raises(SimulatedOutOfMemoryError):
+        needed.replay(CachingAllocator(limit_bytes=limit))
+
+
+@pytest.mark.parametrize(
+    (
+        "kind",
+        "precision",
+        "measured",
+    ),  # of one call on an H200; 64 samples, 256 steps, 512 in and 1,024 out, 2 layers
+    [
+        (nn.LSTM, "fp32", 449_839_872),
+        (nn.LSTM, "bf16", 233_308_928),
+        (nn.GRU, "fp32", 365_429_504),
+        (nn.GRU, "bf16", 191_103_744),
+    ],
+)
+def test_a_recurrent_layer_s_workspace_is_not_below_what_was_measured(
+    kind: Any, precision: Any, measured: int
+) -> None:
+    found = predict_step_memory(
+        lambda: kind(512, 1024, 2, batch_first=True),
+        torch.empty(64, 256, 512, device="meta"),
+        loss=lambda model, x: model(x)[0].sum(),
+        precision=precision,
+        steps=1,
+    )
+    come = [size for size in found.trace.sizes if measured <= size <= 1.3 * measured]
+    assert len(come) >= 3  # forward, the data's gradients, the weights'
+
+
+def test_a_recurrent_layer_s_weights_move_into_one_block_and_leave_theirs_reserved() -> None:
+    found = predict_step_memory(
+        nn.LSTM(256, 256), torch.empty(2, 2, 256), loss=lambda model, x: model(x)[0].sum(), steps=1
+    )
+    trace = found.trace
+    weights = 4 * 256 * (256 + 256 + 2) * 4
+    begun = trace.marks[0][0]
+    held = {event for event in trace.events[:begun] if event >= 0}
+    held -= {-1 - event for event in trace.events[:begun] if event < 0}
+    assert [trace.sizes[n] for n in sorted(held) if trace.roles[n] == "parameters"] == [weights]
+
+
+def test_the_plain_formula_of_attention_keeps_its_dropout_as_booleans() -> None:
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(1, 2, 128, 128))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=self.bias, dropout_p=0.1)
+
+    x = torch.empty(4, 2, 128, 64, requires_grad=True)
+    found = predict_step_memory(Biased(), x, loss=lambda model, x: model(x * 1.0).sum(), steps=1)
+    assert made_by(found, "aten.native_dropout") == [4 * 2 * 128 * 128, 4 * 4 * 2 * 128 * 128]
 
 
 def test_autocast_casts_the_last_argument_first() -> None:

@@ -216,7 +216,8 @@ def _next(known: dict[int, StepMemory], low: int, high: int, budget: int, reserv
         rise = (_used(known[low], reserve) - _used(known[before], reserve)) / (low - before) if before else 0
         ahead = low + int((budget - _used(known[low], reserve)) / rise) if rise > 0 else 0
         return min(max(2 * low, min(ahead, 64 * low)), high - 1)
-    if low not in known or len(known) % 3 == 0:
+    # Under a hard cap what is reserved without one says little: the allocator gives back what it only caches.
+    if low not in known or reserve == 0 or len(known) % 3 == 0:
         return (low + high) // 2
     below, above = (_used(known[m], reserve) for m in (low, high))
     share = (budget - below) / (above - below) if above > below else 0.5

@@ -13,7 +13,7 @@ from gpucourse.stand_in import device
 from gpucourse.step_errors import BatchError, ModelError, UnseenError
 from gpucourse.storage_trace import is_dense
 
-__all__ = ["Placed", "on_device", "optimizer_of", "placed", "samples", "tensors"]
+__all__ = ["Placed", "flatten_recurrent", "on_device", "optimizer_of", "placed", "samples", "tensors"]
 
 
 def tensors(tree: Any) -> list[Any]:
@@ -302,3 +302,33 @@ def _rebuilt(optimizer: Any, model: Any, copied: Any) -> Any:
     made = copy.copy(optimizer)
     made.param_groups, made.state = groups, type(optimizer.state)(dict)
     return made
+
+
+def flatten_recurrent(module: Any, see: Callable[[Any, Any], None]) -> None:
+    """Lay the weights of each recurrent layer side by side in one block, as its move to the device does.
+
+    The blocks in which they came are given back, but stay reserved: ``flatten_parameters`` in
+    ``torch/nn/modules/rnn.py``.
+
+    Parameters
+    ----------
+    module
+        On the stand-in; its weights move.
+    see
+        Is told of each block and that it holds parameters, as `gpucourse.storage_trace.Tracer.see` is.
+    """
+    import torch
+
+    for part in module.modules():
+        if not isinstance(part, torch.nn.RNNBase):
+            continue
+        weights = [w for w in part._flat_weights if isinstance(w, torch.Tensor)]
+        if len({w.dtype for w in weights}) != 1 or len({w.untyped_storage()._cdata for w in weights}) != len(
+            weights
+        ):
+            continue  # shared or mixed weights stay where they are
+        with torch.no_grad():
+            flat = weights[0].new_empty(sum(w.numel() for w in weights))
+            see(flat, "parameters")
+            for weight, room in zip(weights, torch.split(flat, [w.numel() for w in weights]), strict=True):
+                weight.data = room.view(weight.shape)

@@ -159,13 +159,32 @@ def _output_bytes(args: tuple[Any, ...]) -> int:
     return int(x.shape[0] * channels * places * x.element_size())
 
 
-def _convolution_backward(args: tuple[Any, ...], _: Card) -> Scratch:
-    """Copy for the gradient of the input as forward, and for the weight's whatever the size of the filter."""
+TILE = 128
+"""Rows and columns of a weight's gradient that one multiprocessor sums, at most; CUTLASS's largest square tile."""
+
+
+def _convolution_backward(args: tuple[Any, ...], card: Card) -> Scratch:
+    """Copy for the gradient of the input as forward, and for the weight's whatever the size of the filter.
+
+    The weight's gradient is small and its sums are long, so they are split until the card is full: each multiprocessor
+    leaves the partial sums of its tile, in fp32. On an H200 that was measured as 0.35 to 2 times what is counted here.
+    It is little, but the workspace is then larger than any block that the forward pass has left: a segment of its own.
+    """
     grad, x, weight, groups = args[0], args[1], args[2], args[9]
+    if groups != 1 or x.element_size() > 4:
+        return 0
+    rows, columns = weight.shape[0], weight.numel() // weight.shape[0]
+    partial = card.multiprocessors * min(rows, TILE) * min(columns, TILE) * 4
+    if _channels_last(x):
+        return (0, partial)
     if not _goes_to_tensor_cores(x, weight, groups):
         return 0
+    # Of a filter of one place, where rows lie at multiples of 16 B: a product for each image, and then their sum.
+    aligned = all(n % 4 == 0 for n in (math.prod(x.shape[2:]), *weight.shape[:2]))
+    if math.prod(weight.shape[2:]) == 1 and x.element_size() == 4 and max(args[4]) == 1 and aligned:
+        return (0, int(x.shape[0]) * weight.numel() * 4)
     copies = _copies((grad, x, weight))
-    return (copies if math.prod(weight.shape[2:]) > 1 else 0, copies)
+    return (copies if math.prod(weight.shape[2:]) > 1 else 0, copies + partial)
 
 
 # ----------------------------------------------------------------------------------------------------- reductions

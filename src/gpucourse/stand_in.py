@@ -333,6 +333,13 @@ def _attention(
         return aten._scaled_dot_product_efficient_attention(
             query, key, value, mask, train, dropout_p, is_causal, scale=scale
         )[0]
+    masked = attn_mask is not None and attn_mask.is_floating_point() and not is_causal
+    if masked and train and 0 < dropout_p < 1 and dense and not grouped and not _compiling():
+        # The plain formula, with the dropout that CUDA has: its mask is of booleans, the host's of numbers.
+        root = (scale or width**-0.5) ** 0.5
+        scores = torch.matmul(query * root, key.transpose(-2, -1) * root)
+        scores.add_(attn_mask)
+        return torch.matmul(_dropout(torch.softmax(scores, -1), dropout_p, True), value)
     return aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
@@ -356,6 +363,14 @@ def _efficient_mask(mask: Any, query: Any, key: Any) -> Any:
 # and for the LSTM the cell. Between layers it keeps the lower one's output, too. The library tells the size only where
 # it runs (``cudnnGetRNNTempSpaceSizes``): 5, 6 and 1 were read there, in fp32, fp16 and bf16 alike.
 _RESERVE = {"lstm": 5, "gru": 6, "rnn_tanh": 1, "rnn_relu": 1}
+_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+RECURRENT_WORKSPACE_BYTES = 24 * 2**20
+"""Room for each layer and direction in the workspace of a recurrent layer, of which cuDNN alone knows the size.
+
+The workspace holds the input, the weights, and for a layer its output and the gates of all steps of time; beside them
+is a part that does not grow with these, of 16 to 24 MiB where it was read (35 calls on an H200): 24 keeps on the safe
+side of each.
+"""
 
 
 def _recurrent(kind: str, *args: Any, **kwargs: Any) -> Any:
@@ -381,7 +396,10 @@ def _recurrent(kind: str, *args: Any, **kwargs: Any) -> Any:
     kept = (_RESERVE[kind] * layers + layers - 1) * ways if train else 0
     if batch_first:
         x = x.transpose(0, 1).contiguous()  # cuDNN takes time first, and copies
-    made = _recurrent_function().apply(x, len(states), ways, kept, *states, *weights)
+    numbers = (_GATES[kind] + 1) * x.shape[0] * x.shape[1] * states[0].shape[-1] * ways + x.numel()
+    numbers += sum(w.numel() for w in weights)
+    room = numbers + layers * ways * RECURRENT_WORKSPACE_BYTES // x.element_size()
+    made = _recurrent_function().apply(x, len(states), ways, kept, room, *states, *weights)
     return (made[0].transpose(0, 1), *made[1:]) if batch_first else made
 
 
@@ -414,28 +432,33 @@ def _recurrent_function() -> Any:
     class Recurrent(torch.autograd.Function):
         @staticmethod
         def forward(  # type: ignore[no-untyped-def]
-            ctx, x, count, ways, kept, *tensors
+            ctx, x, count, ways, kept, room, *tensors
         ):
             states, weights = tensors[:count], tensors[count:]
             width = states[0].shape[-1]
             output = x.new_empty((*x.shape[:2], width * ways))
             final = tuple(torch.empty_like(s) for s in states)
+            workspace = x.new_empty(room)
             reserve = x.new_empty(kept * x.shape[0] * x.shape[1] * width)
             ctx.save_for_backward(x, output, reserve, *states, *weights)
-            ctx.count = count
+            ctx.count, ctx.room = count, room
+            del workspace
             return (output, *final)
 
         @staticmethod
         def backward(ctx, grad, *grads):  # type: ignore[no-untyped-def]
             x, _, _, *tensors = ctx.saved_tensors
             states, weights = tensors[: ctx.count], tensors[ctx.count :]
-            flat = x.new_empty(
-                sum(w.numel() for w in weights)
-            )  # cuDNN writes all weights' gradients into one
+            back = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+            begun = [torch.empty_like(s) for s in states]
+            x.new_empty(
+                ctx.room
+            )  # the workspace of the data's gradients comes and goes, then that of the weights'
+            flat = x.new_empty(sum(w.numel() for w in weights))  # all weights' gradients are written into one
+            x.new_empty(ctx.room)
             parts = flat.split([w.numel() for w in weights])
             given = [part.view(w.shape) for part, w in zip(parts, weights, strict=True)]
-            back = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-            return (back, None, None, None, *(torch.empty_like(s) for s in states), *given)
+            return (back, None, None, None, None, *begun, *given)
 
     return Recurrent
 

@@ -27,7 +27,15 @@ from gpucourse.allocator import CachingAllocator, SimulatedOutOfMemoryError
 from gpucourse.calibrated_step import CalibratedStep, calibrate_step_memory
 from gpucourse.compiled_program import collector_paused, compiler_without_a_gpu, region
 from gpucourse.memory_measurement import MeasuredStep, compare_step_memory, measure_step_memory
-from gpucourse.placed_model import Placed, on_device, optimizer_of, placed, samples, tensors
+from gpucourse.placed_model import (
+    Placed,
+    flatten_recurrent,
+    on_device,
+    optimizer_of,
+    placed,
+    samples,
+    tensors,
+)
 from gpucourse.scratch import Card
 from gpucourse.stand_in import device, stand_in
 from gpucourse.step_errors import (
@@ -82,8 +90,9 @@ OTHER_WORKSPACE_BYTES = 8320 * 2**10
 LEFT_OUT = (
     "the CUDA context and the libraries' own memory (they are outside the allocator)",
     "other processes on the device",
-    "the workspaces of recurrent layers and grouped convolutions, what other convolutions take beyond copies of their "
-    "tensors, and the scratch memory of sorts",
+    "the workspaces of grouped convolutions, and what other convolutions take beyond copies of their tensors and a "
+    "card full of partial sums: cuDNN chooses, and does without where there is no room",
+    "where the driver puts segments, which decides between free blocks of one size",
 )
 
 
@@ -401,6 +410,7 @@ def predict_step_memory(
         for role, found in (("parameters", made.parameters()), ("buffers", made.buffers())):
             for tensor in found:
                 tracer.see(tensor, role)  # type: ignore[arg-type]  # both are roles
+        flatten_recurrent(made, tracer.see)
         given = on_device(batch)
         for tensor in tensors(given):
             tracer.see(tensor, "inputs")

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from gpucourse.allocator import CachingAllocator
+from gpucourse.allocator import CachingAllocator, SimulatedOutOfMemoryError
 from gpucourse.scratch import Card, scratch_bytes
 
 __all__ = ["Moment", "Role", "StorageTrace", "Tracer", "is_dense"]
@@ -99,12 +99,16 @@ class StorageTrace:
         The number of a storage that comes, or −1 − its number where it goes.
     marks
         (first event, step, phase, operator): what was running from that event on.
+    optional
+        Numbers of storages without which the step goes on: where cuDNN's workspace for a convolution cannot be had,
+        the next algorithm is tried, and some need none (`try_configs` in ``ATen/native/cudnn/Conv_v8.cpp``).
     """
 
     sizes: list[int] = dataclasses.field(default_factory=list)
     roles: list[Role] = dataclasses.field(default_factory=list)
     events: list[int] = dataclasses.field(default_factory=list)
     marks: list[tuple[int, int, str, str]] = dataclasses.field(default_factory=list)
+    optional: set[int] = dataclasses.field(default_factory=set)
 
     def replay(self, allocator: CachingAllocator) -> list[Moment]:
         """Run an allocator over the trace.
@@ -126,16 +130,25 @@ class StorageTrace:
         """
         peaks: dict[int, tuple[int, int, int]] = {}  # step: allocated, event, requested
         requested, mark, step = 0, 0, 0
+        refused: set[int] = set()
         for at, event in enumerate(self.events):
             while mark < len(self.marks) and self.marks[mark][0] <= at:
                 step = self.marks[mark][1]
                 mark += 1
             if event < 0:
                 number = -1 - event
+                if number in refused:
+                    continue
                 allocator.free(number)
                 requested -= self.sizes[number]
             else:
-                allocator.allocate(event, self.sizes[event])
+                try:
+                    allocator.allocate(event, self.sizes[event])
+                except SimulatedOutOfMemoryError:
+                    if event not in self.optional:
+                        raise
+                    refused.add(event)
+                    continue
                 requested += self.sizes[event]
             # A step's peak may be what it found: a step that only frees has one, too.
             if step not in peaks or allocator.allocated_bytes > peaks[step][0]:
@@ -342,15 +355,19 @@ class Tracer:
                 self._bias_threads.add(thread)
                 self._allocate(BIAS_WORKSPACE_BYTES, "workspaces")
 
-    def inside(self, *nbytes: int) -> None:
+    def inside(self, *nbytes: int, optional: bool = False) -> None:
         """Take note of memory that an operator takes and gives back while it runs.
 
         Parameters
         ----------
         *nbytes
             How much; blocks that live together are taken in this order and given back in the other.
+        optional
+            Whether the operator does without where there is no room.
         """
         numbers = [self._allocate(n, "temporaries") for n in nbytes if n]
+        if optional:
+            self.trace.optional.update(numbers)
         self.trace.events += [-1 - number for number in reversed(numbers)]
 
     def _allocate(self, nbytes: int, role: Role) -> int:
@@ -399,6 +416,8 @@ _PRODUCTS = frozenset(
     )
 )
 
+
+_DO_WITHOUT = frozenset({"aten.convolution", "aten.convolution_backward"})
 
 # The mask is allocated before what it is laid over (`dropout_cuda` in ``ATen/native/cuda/Dropout.cu``).
 _LAST_RESULT_FIRST = frozenset({"aten.native_dropout"})
@@ -488,20 +507,21 @@ def _mode_class() -> Any:
                 role = "casts"  # autocast's copy of a weight in a smaller dtype
             elif torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
                 role = "recomputed"  # a backward pass itself runs without gradients of its own
+            does_without = operator in _DO_WITHOUT
             one_by_one = iter(inside if isinstance(inside, tuple) else ())
             waiting = [made[::-1] if operator in _LAST_RESULT_FIRST else made]
             while waiting:
                 value = waiting.pop()
                 if isinstance(value, torch.Tensor):
                     tracer.see(value, role)
-                    tracer.inside(next(one_by_one, 0))
+                    tracer.inside(next(one_by_one, 0), optional=does_without)
                 elif isinstance(value, (tuple, list)):
                     waiting += reversed(value)
                 else:  # no gradient was asked for
                     next(one_by_one, 0)
             tracer.after(operator, overload)
             if isinstance(inside, int):
-                tracer.inside(inside)
+                tracer.inside(inside, optional=does_without)
             elif isinstance(inside, list):
                 for together in inside:
                     tracer.inside(*together)
