@@ -139,3 +139,27 @@ def test_counts_hold_through_any_sequence(sizes: list[int], random: object) -> N
     assert allocator.allocated_bytes == 0
     assert allocator.empty_cache() == allocator.peak_reserved_bytes  # each segment came back whole
     assert allocator.reserved_bytes == 0
+
+
+def test_where_segments_lie_decides_between_free_blocks_of_one_size() -> None:
+    orders = []
+    for shuffle in range(1, 9):
+        allocator = CachingAllocator(shuffle=shuffle)
+        for name in ("a", "b"):
+            allocator.allocate(name, 40 * 2**20)
+        first = allocator._held["a"].address  # type: ignore[union-attr]
+        allocator.free("a")
+        allocator.free("b")
+        allocator.allocate("x", 30 * 2**20)
+        orders.append(allocator._held["x"].address == first)  # type: ignore[union-attr]
+    assert set(orders) == {True, False}
+
+
+def test_a_shuffle_is_the_same_each_time() -> None:
+    def run() -> list[int]:
+        allocator = CachingAllocator(shuffle=5)
+        for name in range(6):
+            allocator.allocate(name, 3_000_000 * (name + 1))
+        return [allocator._held[name].address for name in range(6)]  # type: ignore[union-attr]
+
+    assert run() == run()

@@ -7,8 +7,9 @@ A segment goes on being reserved after all in it was freed; the next request tha
 block that can hold it. Source: `c10/cuda/CUDACachingAllocator.cpp` and its header in PyTorch (2.9 to 2.13), with
 the allocator's default settings.
 
-Not modelled: streams (one is assumed), expandable segments, ``max_split_size``, and where in its address space
-the driver puts a segment, which decides only between blocks of one size.
+Not modelled: streams (one is assumed), expandable segments and ``max_split_size``. Where in its address space the
+driver puts a segment decides between free blocks of one size, and cannot be known: later ones lie higher here, or
+anywhere, by `shuffle`.
 
 >>> allocator = CachingAllocator()
 >>> allocator.allocate("x", 1000)
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import random
 from collections.abc import Hashable
 
 from gpucourse.units import format_bytes
@@ -114,6 +116,8 @@ class CachingAllocator:
     ----------
     limit_bytes
         What may be reserved, as `torch.cuda.set_per_process_memory_fraction` sets it; None for no limit.
+    shuffle
+        0: each new segment lies above those before it. Any other number: anywhere, the same for the same number.
 
     Attributes
     ----------
@@ -138,8 +142,9 @@ class CachingAllocator:
     (70, 170)
     """
 
-    def __init__(self, *, limit_bytes: int | None = None) -> None:
+    def __init__(self, *, limit_bytes: int | None = None, shuffle: int = 0) -> None:
         self.limit_bytes = limit_bytes
+        self._anywhere = random.Random(shuffle) if shuffle else None
         self.allocated_bytes = self.reserved_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self.retries = 0
@@ -246,7 +251,8 @@ class CachingAllocator:
                     f"{format_bytes(self.allocated_bytes)} are allocated and "
                     f"{format_bytes(self.reserved_bytes)} reserved in segments in which something lives"
                 )
-        block = _Block(address=self._next_address, size=asked, small=size <= SMALL)
+        address = self._next_address if self._anywhere is None else self._anywhere.randrange(2**50)
+        block = _Block(address=address, size=asked, small=size <= SMALL)
         self._next_address += asked
         self.reserved_bytes += asked
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
