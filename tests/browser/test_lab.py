@@ -19,9 +19,11 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from gpucourse import recording
 from gpucourse.memory_ledger import MemoryLedger
+from gpucourse.scenarios import night_scenarios
 from gpucourse.widgets import memory_lab
 from tests.browser.grids import FIRST_MOVE, LOAD_AT_MOST_MS, MOVE_AT_MOST_MS, MOVES, Grid
 from tests.test_widgets import LABELS, MICROBATCH, expected_table
+from tests.test_widgets_scenarios import DEVICES, RESERVES, expected_scenario
 
 LAB = "labs/memory_ledger.html"
 Scheme = Literal["http", "file"]
@@ -68,11 +70,49 @@ class Lab(Grid):
         self.values[name] = self.steps(name)[position]
 
 
+class Scenarios(Grid):
+    """The grid of real steps at the end, and what its controls stand at."""
+
+    MENUS = ("Scenario", "Device (GB)", "Reserve")
+
+    def __init__(self, grid: Locator) -> None:
+        super().__init__(grid, last=64, first=1)
+        self.known = night_scenarios()
+        self.chosen = [0, DEVICES.index(24.0), RESERVES.index(0.1)]
+
+    def check(self) -> None:
+        """Compare the page with the ledger of the scenario that was set."""
+        place, device, reserve = self.chosen
+        scenario = self.known[place]
+        verdict = self.grid.locator(".verdict")
+        start = f"Microbatch {self.position}, {scenario.label}: "
+        expect(verdict).to_contain_text(start, timeout=3_000, use_inner_text=True)
+        wanted = expected_scenario(scenario, self.position, DEVICES[device], RESERVES[reserve])
+        assert self.table() == wanted, (self.chosen, self.position)
+
+    def offered(self) -> dict[str, int]:
+        counts = (len(self.known), len(DEVICES), len(RESERVES))
+        return dict(zip(self.MENUS, counts, strict=True))
+
+    def choose(self, menu: str, position: int, *, keys: bool) -> None:
+        (self.choose_by_keyboard if keys else self.choose_by_mouse)(menu, position)
+        self.chosen[self.MENUS.index(menu)] = position
+
+
+def grids(page: Page) -> Locator:
+    """Wait for the plans' grids, and that of the scenarios behind them, which has a table of what was measured."""
+    found = page.locator(".gpucourse-grid")
+    expect(found).to_have_count(len(plans()) + 1)
+    expect(page.locator(".gpucourse-grid table")).to_have_count(len(plans()) + 2)
+    return found
+
+
 def labs(page: Page) -> list[Lab]:
-    grids = page.locator(".gpucourse-grid")
-    expect(grids).to_have_count(len(plans()))
-    expect(page.locator(".gpucourse-grid table")).to_have_count(len(plans()))
-    return [Lab(grids.nth(k), plan) for k, plan in enumerate(plans())]
+    return [Lab(grids(page).nth(k), plan) for k, plan in enumerate(plans())]
+
+
+def scenarios(page: Page) -> Scenarios:
+    return Scenarios(grids(page).nth(len(plans())))
 
 
 @pytest.mark.parametrize("scheme", ["http", "file"])
@@ -82,12 +122,12 @@ def test_every_control_moves_the_table_to_pythons_numbers(
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")  # shown where it fails
     page = open_page(LAB, scheme=scheme)
-    found = labs(page)
-    for lab in found:
+    found, real = labs(page), scenarios(page)
+    for lab in (*found, real):
         lab.exercise(random.Random(seed), rounds=3)
     # No control of the page was left out.
-    assert page.get_by_role("slider").count() == len(found)
-    assert page.locator("select").count() == sum(len(lab.menus) for lab in found)
+    assert page.get_by_role("slider").count() == len(found) + 1
+    assert page.locator("select").count() == sum(len(lab.menus) for lab in found) + len(real.MENUS)
     assert [sorted(lab.menus) for lab in found] == [sorted(LABELS), ["activations_gb_per_sample"]]
 
 
@@ -102,6 +142,36 @@ def test_the_lab_opens_as_the_text_says_and_finds_the_edge(open_page: Callable[.
     assert "over the budget by 0.30 GB: block 5 is where it breaks" in lab.grid.inner_text()
 
 
+def test_measured_points_lie_on_the_line_of_the_step_and_not_on_the_plans(
+    open_page: Callable[..., Page],
+) -> None:
+    real = scenarios(open_page(LAB))
+    measured = recording.load("largest_by_trying").data["tried"]
+    ran = sorted(trial["rows"] for trial in measured.values() if not trial["message"])
+    off = []
+    for place in (0, 1):
+        real.choose("Scenario", place, keys=True)
+        real.slide_by_keyboard(ran[-1])
+        real.check()
+        crosses = real.grid.locator("svg > .measured:visible")
+        expect(crosses).to_have_count(len(ran))
+        cross, here = crosses.last.bounding_box(), real.grid.locator("svg .here:visible").bounding_box()
+        assert cross is not None
+        assert here is not None
+        assert cross["x"] + cross["width"] / 2 == pytest.approx(here["x"] + here["width"] / 2, abs=1.5)
+        off.append(here["y"] + here["height"] / 2 - cross["y"] - cross["height"] / 2)
+    assert off[0] > 20  # the plan's point lies far below what was measured
+    assert abs(off[1]) < 1.5
+
+
+def test_a_step_that_was_not_measured_says_so_on_the_page(open_page: Callable[..., Page]) -> None:
+    real = scenarios(open_page(LAB))
+    assert "Not measured" not in real.grid.inner_text()
+    real.choose("Scenario", 4, keys=True)
+    real.check()
+    assert "Not measured: no recording holds this step yet" in real.grid.inner_text()
+
+
 def test_a_number_typed_beside_the_slider_moves_the_table(open_page: Callable[..., Page]) -> None:
     lab = labs(open_page(LAB))[0]
     readout = lab.grid.locator(".widget-readout").first
@@ -114,11 +184,12 @@ def test_a_number_typed_beside_the_slider_moves_the_table(open_page: Callable[..
 
 
 def test_two_labs_in_one_page_do_not_move_each_other(open_page: Callable[..., Page]) -> None:
-    first, second = labs(open_page(LAB))
-    before = second.table()
+    page = open_page(LAB)
+    (first, second), third = labs(page), scenarios(page)
+    before = second.table(), third.table()
     first.slide_by_keyboard(5)
     first.check()
-    assert second.table() == before
+    assert (second.table(), third.table()) == before
 
 
 def test_one_frame_only_is_there_for_eyes_and_for_a_screen_reader(open_page: Callable[..., Page]) -> None:
@@ -165,7 +236,7 @@ def test_the_picture_is_drawn_to_the_scale_of_the_ledger(open_page: Callable[...
 @pytest.mark.parametrize("colour", ["light", "dark"])
 def test_the_lab_fits_a_narrow_page(open_page: Callable[..., Page], colour: str) -> None:
     page = open_page(LAB, width=390, scheme_colour=colour)
-    for lab in labs(page):
+    for lab in (*labs(page), scenarios(page)):
         lab.exercise(random.Random(390), rounds=1)
         box = lab.grid.bounding_box()
         assert box is not None

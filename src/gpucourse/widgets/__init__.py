@@ -1,8 +1,8 @@
 """Sliders that need no kernel: Python renders every frame beforehand, and the controls choose one.
 
 `frame_grid` makes a grid of frames from a render function and its controls, out of standard ipywidgets alone,
-so that the same object works in a notebook and, with no kernel, in a page. `memory_lab`, `roofline_lab` and
-`launch_lab` are calls of it, each in a file of its own.
+so that the same object works in a notebook and, with no kernel, in a page. `memory_lab`,
+`scenario_lab`, `fit_lab`, `roofline_lab` and `launch_lab` are calls of it, each in a file of its own.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
+from gpucourse.widgets.fit import fit_lab
 from gpucourse.widgets.grid import Control, ControlError, Each, FrameGrid, Render, frame_grid
 from gpucourse.widgets.launch import launch_lab
 from gpucourse.widgets.memory import memory_lab
 from gpucourse.widgets.roof import NIGHT_FLOPS, roofline_lab
+from gpucourse.widgets.scenarios import scenario_lab
 
 __all__ = [
     "NIGHT_FLOPS",
@@ -28,8 +30,10 @@ __all__ = [
     "Each",
     "FrameGrid",
     "Render",
+    "fit_lab",
     "frame_grid",
     "launch_lab",
     "memory_lab",
     "roofline_lab",
+    "scenario_lab",
 ]
