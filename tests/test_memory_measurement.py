@@ -51,7 +51,7 @@ def quick_collections() -> Iterator[None]:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     # The predictor knows what CUDA's kernels take and give back while they run; those of the CPU take nothing.
-    monkeypatch.setattr(Tracer, "inside", lambda *_: None)
+    monkeypatch.setattr(Tracer, "inside", lambda *_, **__: None)
     monkeypatch.setattr("gpucourse.storage_trace.BIAS_WORKSPACE_BYTES", 0)
     return fake_device(monkeypatch)
 
