@@ -53,7 +53,15 @@ __all__ = [
 FORMAT = 1
 RULE = 2  # of what belongs to the code of a recording; rises when `fingerprint` takes in more
 BOOK_DEVICE = "nvidia-h200"  # the folder of the device that the book's own figures come from
-INSTRUMENTS = ("cuda_events", "kernels", "roofline", "training", "step_memory", "memory_measurement", "retention")
+INSTRUMENTS = (
+    "cuda_events",
+    "kernels",
+    "roofline",
+    "training",
+    "step_memory",
+    "memory_measurement",
+    "retention",
+)
 RECORD_VARIABLE = (
     "GPUCOURSE_RECORD"  # set by `gpucourse record` alone: the command that stands in the provenance
 )

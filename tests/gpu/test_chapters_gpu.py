@@ -33,7 +33,9 @@ def texts(notebook) -> str:
     return "\n".join(str(output.get("text", output.get("data", ""))) for output in outputs)
 
 
-CHAPTERS = [page for page in recorder.find_pages(ROOT) if page.path.suffix == ".md"]  # benchmarks run by themselves
+CHAPTERS = [
+    page for page in recorder.find_pages(ROOT) if page.path.suffix == ".md"
+]  # benchmarks run by themselves
 
 
 @pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.path.stem)
