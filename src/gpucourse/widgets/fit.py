@@ -18,7 +18,7 @@ _CSS = """
 .wf{color:inherit;max-width:50em;font-size:1.1em}
 .wf .verdict{font-weight:700;margin:.6em 0 .2em}
 .wf .scale{position:relative;height:1.5em;font-size:.85em}
-.wf .scale>.mark{position:absolute;white-space:nowrap;font-weight:400;transform:translateX(-100%);
+.wf .scale>.edge{position:absolute;white-space:nowrap;font-weight:400;transform:translateX(-100%);
 padding-right:.35em;border-right:2px solid currentColor;font-style:normal}
 .wf .scale>.device{border-right-width:4px}
 .wf .scale>i.more{position:absolute;right:0}
@@ -48,6 +48,7 @@ white-space:normal!important;border-bottom:1px solid rgba(128,128,128,.45)}
 .wf tbody th{font-weight:600}
 .wf tr.sum>*{border-top:2px solid currentColor}
 .wf .ask{margin:.8em 0 .2em}
+.wf .source{font-size:.85em;margin:.6em 0}
 .wf pre{white-space:pre-wrap;overflow-wrap:anywhere;color:inherit;background:none;border:1px solid currentColor;
 padding:.5em .7em;margin:0;font-size:.85em}
 .wf pre b{font-weight:inherit}
@@ -222,7 +223,7 @@ class _Frame:
         return (
             f'<div class="wf"><p class="verdict" role="status">{conditions}: {verdict}</p>'
             f'<div aria-hidden="true">{self.picture()}{self.key()}</div>{body}{self.command()}'
-            f"<p><small>{escape(grid.line()[0].upper() + grid.line()[1:])}.</small></p></div>"
+            f'<p class="source">{escape(grid.line()[0].upper() + grid.line()[1:])}.</p></div>'
         )
 
     def command(self) -> str:
@@ -297,7 +298,7 @@ class _Frame:
         )
         budget = self.reserve(
             lambda share: "budget " + self.device(lambda name: _budget(name, share)),
-            lambda share: f"class=mark style=left:{_DEVICE_AT * (1 - share):g}%",
+            lambda share: f"class=edge style=left:{_DEVICE_AT * (1 - share):g}%",
         )
         runs_out = self.at(
             lambda point: self.device(lambda name: "→" if _across(point.allocated_bytes, name) > 100 else "")
@@ -308,7 +309,7 @@ class _Frame:
             f'<div class="bar"><span class="lines">{self.at(self.drawn)}</span>'
             f"{self.rest_of_the_axis('allocated_bytes')}{reserve}{outside}</div>"
             f'<div class="bar thin"><span class="held"></span>{self.rest_of_the_axis("reserved_bytes")}{outside}</div>'
-            f'<div class="scale"><span class="mark device" style="left:{_DEVICE_AT:g}%">'
+            f'<div class="scale"><span class="edge device" style="left:{_DEVICE_AT:g}%">'
             f"{self.device(lambda name: escape(_sized(name)))}</span></div>"
         )
 

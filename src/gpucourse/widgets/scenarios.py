@@ -39,6 +39,7 @@ _CSS = """
 white-space:normal!important;border-bottom:1px solid rgba(128,128,128,.45)}
 .sc tbody th{font-weight:600}
 .sc .source{font-size:.85em;margin:0 0 .6em}
+@media (min-width:700px){.sc th,.sc td:nth-child(2){white-space:nowrap!important}}
 """
 
 _MICROBATCHES = range(1, 65)
@@ -267,7 +268,7 @@ class _Frame:
             if gb <= _TOP_GB and m <= self.last
         )
         here = self.each(self.here, tag="g")
-        return f'<svg viewBox="0 0 360 228">{net}{line}{budget}{marks}{here}</svg>'
+        return f'<svg viewBox="0 0 360 228">{net}{line}{budget}{here}{marks}</svg>'
 
     def _reaches_top(self) -> float:
         ledger = self.scenario.ledger
