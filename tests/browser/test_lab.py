@@ -153,7 +153,7 @@ def test_measured_points_lie_on_the_line_of_the_step_and_not_on_the_plans(
         real.choose("Scenario", place, keys=True)
         real.slide_by_keyboard(ran[-1])
         real.check()
-        crosses = real.grid.locator("svg > .measured:visible")
+        crosses = real.grid.locator(".sc > div > svg > .measured:visible")
         expect(crosses).to_have_count(len(ran))
         cross, here = crosses.last.bounding_box(), real.grid.locator("svg .here:visible").bounding_box()
         assert cross is not None
