@@ -46,6 +46,7 @@ border:1px solid currentColor;text-decoration:none}
 .wf th,.wf td{text-align:left!important;vertical-align:top;padding:.25em .6em .25em 0!important;
 white-space:normal!important;border-bottom:1px solid rgba(128,128,128,.45)}
 .wf tbody th{font-weight:600}
+.wf td:last-child{overflow-wrap:anywhere}
 .wf tr.sum>*{border-top:2px solid currentColor}
 .wf .ask{margin:.8em 0 .2em}
 .wf .source{font-size:.85em;margin:.6em 0}
