@@ -9,17 +9,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gpucourse.live_memory import saved_tensors
-from gpucourse.placed_model import optimizer_of, tensors
-from gpucourse.step_errors import ModelError, StepFailedError
+from gpucourse.placed_model import is_compiled, optimizer_of, tensors
+from gpucourse.step_errors import ModelError
 from gpucourse.storage_trace import Role
-from gpucourse.traced_step import Precision
+from gpucourse.traced_step import Precision, forward
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 __all__ = ["DEVICE", "INIT_SCALE", "Looks", "Run"]
 
@@ -68,7 +68,7 @@ class Run:
         import torch
 
         made = _made(model)
-        parts = [name for name, part in made.named_modules() if _is_compiled(part)]
+        parts = [name for name, part in made.named_modules() if is_compiled(part)]
         name = type(getattr(made, "_orig_mod", made)).__name__
         placed = _placed(made, copied=isinstance(model, torch.nn.Module))
         self.recorder.see(placed.parameters(), "parameters")
@@ -83,7 +83,7 @@ class Run:
             placed = torch.compile(placed)
         compiled = "model and loss" if whole else "model" if self.compile or "" in parts else ", ".join(parts)
         if compiled:
-            _forward(loss, placed, on_device, self.precision).backward()
+            forward(loss, placed, on_device, self.precision).backward()
             placed.zero_grad(set_to_none=True)
         gc.collect()  # what making the model, or compiling it, has left in the cache is none of the step's
         torch.cuda.empty_cache()
@@ -109,7 +109,7 @@ class Run:
         recorder = self.recorder
         for _ in range(self.accumulation):
             recorder.mark(f"{number} forward")
-            value = _forward(
+            value = forward(
                 loss, model, batch, self.precision, before_exit=lambda value: self._leaving(model, value)
             )
             recorder.mark("left")
@@ -149,10 +149,6 @@ class Run:
         if self.precision in ("bf16", "fp16"):
             self.recorder.see(_saved_casts(value, model), "casts")
         self.recorder.mark("leaving")
-
-
-def _is_compiled(part: Any) -> bool:
-    return hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None
 
 
 def _placed(made: Any, *, copied: bool) -> Any:
@@ -317,72 +313,3 @@ def _made(model: object) -> Any:
             f"all {len(parameters)} parameters of {type(made).__name__} are frozen: requires_grad is False in each"
         )
     return made
-
-
-def _call(fn: Callable[..., Any], model: Any, batch: Any) -> Any:
-    """Call ``fn(model, *batch)``, or ``fn(model, **batch)`` where the batch is a dict.
-
-    Parameters
-    ----------
-    fn, model, batch
-        As they were given.
-    """
-    if isinstance(batch, Mapping):
-        return fn(model, **batch)
-    if isinstance(batch, (tuple, list)):
-        return fn(model, *batch)
-    return fn(model, batch)
-
-
-def _forward(
-    fn: Callable[..., Any],
-    model: Any,
-    batch: Any,
-    precision: Precision,
-    *,
-    before_exit: Callable[[torch.Tensor], object] | None = None,
-) -> Any:
-    """Run the forward pass in a precision, up to the loss.
-
-    Parameters
-    ----------
-    fn
-        Gives the loss: ``fn(model, *batch)``.
-    model, batch
-        On the device.
-    precision
-        "fp16" and "bf16" run under autocast.
-    before_exit
-        Called with the loss before autocast's context is left, which frees the casts that it cached.
-
-    Returns
-    -------
-    torch.Tensor
-        One number, with its graph.
-
-    Raises
-    ------
-    StepFailedError
-        The loss is something else.
-    """
-    import torch
-
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    with torch.autocast("cuda", dtype or torch.bfloat16, enabled=dtype is not None):
-        value = _call(fn, model, batch)
-        if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            what = (
-                f"a tensor of shape {tuple(value.shape)}"
-                if isinstance(value, torch.Tensor)
-                else repr(type(value))
-            )
-            raise StepFailedError(
-                f"the loss is {what}; wanted one number: give loss=f, where f(model, *batch) returns it"
-            )
-        if not value.requires_grad:
-            raise StepFailedError(
-                "the loss depends on no parameter that learns (it has no graph): nothing would be trained"
-            )
-        if before_exit is not None:
-            before_exit(value)
-    return value

@@ -13,7 +13,16 @@ from gpucourse.stand_in import device
 from gpucourse.step_errors import BatchError, ModelError, UnseenError
 from gpucourse.storage_trace import is_dense
 
-__all__ = ["Placed", "flatten_recurrent", "on_device", "optimizer_of", "placed", "samples", "tensors"]
+__all__ = [
+    "Placed",
+    "flatten_recurrent",
+    "is_compiled",
+    "on_device",
+    "optimizer_of",
+    "placed",
+    "samples",
+    "tensors",
+]
 
 
 def tensors(tree: Any) -> list[Any]:
@@ -137,7 +146,7 @@ def placed(model: Any) -> Placed:
         made = _made(model)
         if not isinstance(made, torch.nn.Module):
             raise ModelError(f"the function made {type(made).__name__}; wanted a torch.nn.Module")
-    compiled = {name: part for name, part in made.named_modules() if _is_compiled(part)}
+    compiled = {name: part for name, part in made.named_modules() if is_compiled(part)}
     name = type(getattr(made, "_orig_mod", made)).__name__
     parameters = list(made.parameters())
     _check_tensors(made, name, parameters)
@@ -158,8 +167,14 @@ def placed(model: Any) -> Placed:
     return Placed(module=copied, name=name, compiled=tuple(compiled), notes=tuple(notes))
 
 
-def _is_compiled(part: Any) -> bool:
-    """Say whether a module was compiled, by `torch.compile` or by its own ``compile()``."""
+def is_compiled(part: Any) -> bool:
+    """Say whether a module was compiled, by `torch.compile` or by its own ``compile()``.
+
+    Parameters
+    ----------
+    part
+        A module, or anything else: what cannot be compiled was not.
+    """
     return hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None
 
 

@@ -12,7 +12,7 @@ from gpucourse.placed_model import tensors
 from gpucourse.step_errors import StepFailedError
 from gpucourse.storage_trace import Tracer
 
-__all__ = ["Precision", "Run", "check", "own_loss", "roles_followed"]
+__all__ = ["Precision", "Run", "check", "forward", "own_loss", "roles_followed"]
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 
@@ -142,11 +142,60 @@ class Run:
                 self.tracer.see(tensor, "optimizer")
 
     def _forward(self) -> Any:
-        import torch
+        return forward(self.loss, self.model, self.batch, self.precision)
 
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
-        with torch.autocast("cuda", dtype or torch.bfloat16, enabled=dtype is not None):
-            value = _call(self.loss, self.model, self.batch)
+
+def _call(fn: Callable[..., Any], model: Any, batch: Any) -> Any:
+    """Call ``fn(model, *batch)``, or ``fn(model, **batch)`` where the batch is a dict.
+
+    Parameters
+    ----------
+    fn, model, batch
+        As they were given.
+    """
+    if isinstance(batch, Mapping):
+        return fn(model, **batch)
+    if isinstance(batch, (tuple, list)):
+        return fn(model, *batch)
+    return fn(model, batch)
+
+
+def forward(
+    fn: Callable[..., Any],
+    model: Any,
+    batch: Any,
+    precision: Precision,
+    *,
+    before_exit: Callable[[Any], object] | None = None,
+) -> Any:
+    """Run the forward pass in a precision, up to the loss.
+
+    Parameters
+    ----------
+    fn
+        Gives the loss: ``fn(model, *batch)``.
+    model, batch
+        On the device.
+    precision
+        "fp16" and "bf16" run under autocast.
+    before_exit
+        Called with the loss before autocast's context is left, which frees the casts that it cached.
+
+    Returns
+    -------
+    torch.Tensor
+        One number, with its graph.
+
+    Raises
+    ------
+    StepFailedError
+        The loss is something else.
+    """
+    import torch
+
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    with torch.autocast("cuda", dtype or torch.bfloat16, enabled=dtype is not None):
+        value = _call(fn, model, batch)
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             what = (
                 f"a tensor of shape {tuple(value.shape)}"
@@ -160,15 +209,9 @@ class Run:
             raise StepFailedError(
                 "the loss depends on no parameter that learns (it has no graph): nothing would be trained"
             )
-        return value
-
-
-def _call(fn: Callable[..., Any], model: Any, batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return fn(model, **batch)
-    if isinstance(batch, (tuple, list)):
-        return fn(model, *batch)
-    return fn(model, batch)
+        if before_exit is not None:
+            before_exit(value)
+    return value
 
 
 def own_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
