@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from playwright.sync_api import Locator
+from playwright.sync_api import Locator, Page
 
 
 class Grid:
@@ -148,3 +148,22 @@ async ([count, key]) => {
 
 #: What a working slider may take on a slow, shared machine; the goals are 1,500 and 50.
 LOAD_AT_MOST_MS, MOVE_AT_MOST_MS = 15_000, 500
+
+
+def check_speed(page: Page, scheme: str, presses: int, key: str) -> None:
+    """Hold the time from asking for a lab's page to a slider that works, and that of a move, to their limits.
+
+    Medians of three loads and of `presses` moves by `key`.
+    """
+    page.add_init_script(FIRST_MOVE)
+    loads = []
+    for _ in range(3):
+        page.reload(wait_until="load")
+        loads.append(page.evaluate("() => window.firstMove"))
+    moves = page.evaluate(MOVES, [presses, key])
+    load, move = sorted(loads)[1], sorted(moves)[presses // 2]
+    print(
+        f"{scheme}: working slider after {load:.0f} ms, a move takes {move:.1f} ms (worst {max(moves):.1f})"
+    )
+    assert load < LOAD_AT_MOST_MS
+    assert move < MOVE_AT_MOST_MS

@@ -21,7 +21,7 @@ from gpucourse import recording
 from gpucourse.memory_ledger import MemoryLedger
 from gpucourse.scenarios import night_scenarios
 from gpucourse.widgets import memory_lab
-from tests.browser.grids import FIRST_MOVE, LOAD_AT_MOST_MS, MOVE_AT_MOST_MS, MOVES, Grid
+from tests.browser.grids import Grid, check_speed
 from tests.test_widgets import LABELS, MICROBATCH, expected_table
 from tests.test_widgets_scenarios import DEVICES, RESERVES, expected_scenario
 
@@ -253,19 +253,7 @@ def test_the_lab_fits_a_narrow_page(open_page: Callable[..., Page], colour: str)
 def test_the_slider_works_soon_after_the_page_is_asked_for_and_moves_at_once(
     open_page: Callable[..., Page], scheme: Scheme
 ) -> None:
-    page = open_page(LAB, scheme=scheme)
-    page.add_init_script(FIRST_MOVE)
-    loads = []
-    for _ in range(3):
-        page.reload(wait_until="load")
-        loads.append(page.evaluate("() => window.firstMove"))
-    moves = page.evaluate(MOVES, [30, "ArrowRight"])
-    load, move = sorted(loads)[1], sorted(moves)[15]
-    print(
-        f"{scheme}: working slider after {load:.0f} ms, a move takes {move:.1f} ms (worst {max(moves):.1f})"
-    )
-    assert load < LOAD_AT_MOST_MS
-    assert move < MOVE_AT_MOST_MS
+    check_speed(open_page(LAB, scheme=scheme), scheme, 30, "ArrowRight")
 
 
 def test_no_move_shows_two_frames_at_once_or_none(open_page: Callable[..., Page]) -> None:

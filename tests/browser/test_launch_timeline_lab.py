@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.grids import FIRST_MOVE, LOAD_AT_MOST_MS, MOVE_AT_MOST_MS, MOVES, Grid
+from tests.browser.grids import Grid, check_speed
 from tests.test_widgets_launch import COST, KERNELS, LENGTHS, WAYS, expected_chain, expected_state, written
 
 LAB = "labs/launch_timeline.html"
@@ -192,19 +192,7 @@ def test_the_lab_fits_a_narrow_page(open_page: Callable[..., Page], colour: str)
 def test_the_slider_works_soon_after_the_page_is_asked_for_and_moves_at_once(
     open_page: Callable[..., Page], scheme: Scheme
 ) -> None:
-    page = open_page(LAB, scheme=scheme)
-    page.add_init_script(FIRST_MOVE)
-    loads = []
-    for _ in range(3):
-        page.reload(wait_until="load")
-        loads.append(page.evaluate("() => window.firstMove"))
-    moves = page.evaluate(MOVES, [11, "ArrowRight"])  # from 10 µs on
-    load, move = sorted(loads)[1], sorted(moves)[5]
-    print(
-        f"{scheme}: working slider after {load:.0f} ms, a move takes {move:.1f} ms (worst {max(moves):.1f})"
-    )
-    assert load < LOAD_AT_MOST_MS
-    assert move < MOVE_AT_MOST_MS
+    check_speed(open_page(LAB, scheme=scheme), scheme, 11, "ArrowRight")  # from 10 µs on
 
 
 def test_the_page_weighs_about_a_megabyte(site: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from gpucourse.fit_grid import MICROBATCHES, load_grid
-from tests.browser.grids import FIRST_MOVE, LOAD_AT_MOST_MS, MOVE_AT_MOST_MS, MOVES, Grid
+from tests.browser.grids import Grid, check_speed
 from tests.test_widgets_fit import DOUBLINGS, MENUS, START, expected_fit, expected_verdict, shape_of
 
 LAB = "labs/will_it_fit.html"
@@ -204,19 +204,7 @@ def test_the_lab_fits_a_narrow_page(open_page: Callable[..., Page], colour: str)
 def test_the_slider_works_soon_after_the_page_is_asked_for_and_moves_at_once(
     open_page: Callable[..., Page], scheme: Scheme
 ) -> None:
-    page = open_page(LAB, scheme=scheme)
-    page.add_init_script(FIRST_MOVE)
-    loads = []
-    for _ in range(3):
-        page.reload(wait_until="load")
-        loads.append(page.evaluate("() => window.firstMove"))
-    moves = page.evaluate(MOVES, [5, "ArrowLeft"])  # from 32 samples down to 1
-    load, move = sorted(loads)[1], sorted(moves)[2]
-    print(
-        f"{scheme}: working slider after {load:.0f} ms, a move takes {move:.1f} ms (worst {max(moves):.1f})"
-    )
-    assert load < LOAD_AT_MOST_MS
-    assert move < MOVE_AT_MOST_MS
+    check_speed(open_page(LAB, scheme=scheme), scheme, 5, "ArrowLeft")  # from 32 samples down to 1
 
 
 def test_the_page_weighs_less_than_seven_megabytes(site: Path) -> None:
